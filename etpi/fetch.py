@@ -21,7 +21,7 @@ from etpi.models import published_facts
 from etpi_assets.planning.planner import SETS, set_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
+from etpi_resources.checkpoints import COMMIT, HUB, cached_file, checkpoint_folder
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 
@@ -64,11 +64,9 @@ class Needed:
 
     def here(self) -> bool:
         """Return whether this machine has it: in the hub's cache, or at the path of the variable."""
-        if not self.is_model:
-            return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
-        from huggingface_hub import try_to_load_from_cache
-
-        return isinstance(try_to_load_from_cache(self.repo, "config.json", revision=self.revision), str)
+        if self.is_model:
+            return cached_file(self.repo, self.revision, "config.json") is not None
+        return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
 
     def facts(self) -> str:
         """Format its repository, revision, size, licence and images, as far as they are known."""

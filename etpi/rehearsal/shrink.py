@@ -83,10 +83,15 @@ class Rehearsal:
 
     name: str
     folder: Path
-    specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     needs: dict[str, list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
     undecided: set[str] = field(default_factory=lambda: {*_OF_SIZE})
+
+    def write(self, set_name: str, name: str, values: Mapping[str, Any]) -> None:
+        """Write a small spec. Args: name: the real one's. values: null is written as "none", since TOML has no null."""
+        file = self.folder / "specs" / FOLDERS[set_name] / f"{PREFIX}{name}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(tomlkit.dumps(_toml(values)), encoding="utf-8")
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
@@ -102,6 +107,7 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     """
     spec = specs.get("experiment", name)
     small = Rehearsal(name, folder.resolve())
+    shutil.rmtree(small.folder / "specs", ignore_errors=True)
     sets = [specs.get("rollout_set", key) for key in spec.rollout_sets]
     taught = {s.suite for s in sets if _by_a_model(s)}
     for suite in specs.upstream_keys("experiment", name, "suite"):
@@ -109,7 +115,6 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     for rollout_set in spec.rollout_sets:
         _rollout_set(rollout_set, specs, small)
     _experiment(spec, small)
-    _write(small)
     return small
 
 
@@ -136,7 +141,7 @@ def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
             values |= load_shipped().get("suite", world).model_dump(mode="json", include={"family", "seed", "params"})
             params = values["params"]
     params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
-    small.specs["suite", PREFIX + name] = {**values, "params": params}
+    small.write("suite", name, {**values, "params": params})
 
 
 def _missing(path: object) -> str:
@@ -171,7 +176,7 @@ def _rollout_set(name: str, specs: Specs, small: Rehearsal) -> None:
         world = small.worlds.get(str(spec.suite), "")
         values |= {"kind": "live", "harness": None, "engine": _teacher(name, spec, world, small)}
         values["agent"] |= {"grammar": None, "harness": None}
-    small.specs["rollout_set", PREFIX + name] = values
+    small.write("rollout_set", name, values)
 
 
 def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Rehearsal) -> None:
@@ -232,7 +237,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
     if spec.evaluate is not None:
         values["evaluate"] = _evaluate(values["evaluate"], small)
     values["gates"]["override"] = {**dict.fromkeys(OVERRIDABLE, REASON), **spec.gates.override}
-    small.specs["experiment", PREFIX + small.name] = values
+    small.write("experiment", small.name, values)
 
 
 def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
@@ -365,24 +370,14 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     }
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def _dumped(spec: Any) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=False, context=PARSED_AGAIN)
 
 
-def _write(small: Rehearsal) -> None:
-    root = small.folder / "specs"
-    shutil.rmtree(root, ignore_errors=True)
-    for (set_name, name), values in small.specs.items():
-        file = root / FOLDERS[set_name] / f"{name}.toml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(tomlkit.dumps(_toml(values)), encoding="utf-8")
-
-
 def _toml(value: Any) -> Any:
-    """Return a resolved value with null as the word "none", which TOML can hold."""
     if isinstance(value, Mapping):
         return {key: _toml(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -109,8 +109,8 @@ def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
     """Yield for each program the GPUs that it takes, and whether they are those that the spec requires."""
     if spec.requires == "cpu" or spec.base.kind in ("tiny", "none"):
         return
-    shape, stated = costs.model_shape(spec.base.model), spec.requires
-    if shape is None:
+    stated = spec.requires
+    if (shape := costs.model_shape(spec.base.model)) is None:
         yield Start("GPUs", "not proved", f"the size of {spec.base.model} is not known here")
         return
     if isinstance(stated, str):

@@ -14,7 +14,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.checkpoints import HUB, hub_file
+from etpi_resources.checkpoints import HUB, cached_file, hub_file
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
 
@@ -61,10 +61,10 @@ def _hub_reachable() -> bool:
 
 def hub_path(repo: str, revision: str, name: str) -> Path | None:
     """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
 
-    if isinstance(cached := try_to_load_from_cache(repo, name, revision=revision), str):
-        return Path(cached)
+    if cached := cached_file(repo, revision, name):
+        return cached
     try:
         return None if constants.HF_HUB_OFFLINE or not _hub_reachable() else hub_file(repo, revision, name)
     except OSError:

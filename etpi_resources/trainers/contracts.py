@@ -307,6 +307,7 @@ class GrpoSettings(LoraSettings):
     group_size: int
     device_batch: int
     accumulate: int
+    round_size: int
     iterations: int
     steps: int
     ahead: int
@@ -337,11 +338,6 @@ class GrpoSettings(LoraSettings):
     last_step: int
     dtype: SpecDtype
     gradient_checkpointing: bool
-
-    @property
-    def round_size(self) -> int:
-        """Return the number of rollouts of a step."""
-        return self.processes * self.device_batch * self.accumulate
 
     def rounds(self, step: int) -> range:
         """Return the steps of the rounds that may be rolled out once `step` optimiser steps are done, as far ahead as

@@ -280,7 +280,7 @@ def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    row, _ = checkpoints.hub_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
+    row, _ = checkpoints.pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
     assert checkpoint_folder(tmp_path, row["path"]) == tmp_path
     assert asked["repo"] == "a/b" and asked["revision"] == "c" * 40
     assert not any(p.endswith((".bin", ".pt", ".pkl")) for p in asked["patterns"]), "pickled weights run code"
@@ -394,7 +394,7 @@ def test_settings_have_every_key_of_their_spec_section_or_leave_it_to_the_starte
     }  # fmt: skip
     of_server = set(ServerSection.model_fields) | {"engine", "options", "servers", "placement"}
     assert set(SftSettings.model_fields) == set(TrainSection.model_fields) - {"report_to"}
-    of_property = {"temperature", "last_step"}
+    of_property = {"temperature", "round_size", "last_step"}
     assert set(GrpoSettings.model_fields) - of_property == set(RLSection.model_fields) - of_starter - of_server
 
 
