@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from string import Template
+from typing import Any
 
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
@@ -22,6 +23,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
+from etpi_assets.specs.training import RLSection, TrainSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 
@@ -208,39 +210,36 @@ def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
 
 
 def supervised(spec: ExperimentSpec) -> Training:
-    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
-
     train, length = spec.train, _row_length(spec)
-    return Training(
-        full=train.method == "full",
-        rank=train.lora_rank,
-        recomputed=train.gradient_checkpointing,
-        small_states="8bit" in train.optimizer,
-        shards=train.shards,
-        tile=TILE,
-        reference=False,
-        length=length,
-        scored=length,
-    )
+    full = train.method == "full"
+    return _training(train, tiled=True, full=full, shards=train.shards, length=length, scored=length)
 
 
 def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
     """Return the experiment's reinforcement: the samples of a pass are a tree, or rows where a layer refuses trees."""
-    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
-
     rl, rows = spec.rl, not shape.only_full
     scored = rl.device_batch * rl.max_response_tokens
-    return Training(
+    return _training(
+        rl,
+        tiled=not rows,
         full=rl.tuning == "full",
-        rank=rl.lora_rank,
-        recomputed=rl.gradient_checkpointing,
-        small_states="8bit" in rl.optimizer,
         shards=rl.processes if rl.sharded else 1,
-        tile=None if rows else TILE,
-        reference=bool(rl.beta) and rl.tuning == "full",
         length=rl.max_prompt_tokens * (rl.device_batch if rows else 1) + scored,
         scored=scored,
+        reference=bool(rl.beta) and rl.tuning == "full",
         copied=rl.ahead > 0 and rl.engine == "transformers",
+    )
+
+
+def _training(section: TrainSection | RLSection, *, tiled: bool, **values: Any) -> Training:
+    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
+
+    return Training(
+        rank=section.lora_rank,
+        recomputed=section.gradient_checkpointing,
+        small_states="8bit" in section.optimizer,
+        tile=TILE if tiled else None,
+        **values,
     )
 
 

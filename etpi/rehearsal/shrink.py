@@ -25,6 +25,7 @@ from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.section import PARSED_AGAIN
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB
@@ -279,7 +280,7 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
 
 
 def _train(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
-    train = spec.train
+    train, optimizer = spec.train, _optimizer(spec.train.optimizer, "sft_checkpoint", small)
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
     shortest, longest = (0.0, SHORT_STEP) if spec.base.kind == "tiny" else (LONG_STEP, math.inf)
     kernels = [option for option in ("loss_kernel", "layer_kernels") if getattr(train, option) == "liger"]
@@ -290,7 +291,7 @@ def _train(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     used = train.use_epoch or train.use_step
     return {
         **_dumped(train),
-        "optimizer": _optimizer(train.optimizer, "sft_checkpoint", small),
+        "optimizer": optimizer,
         "max_steps": STEPS,
         "learning_rate": train.learning_rate and min(max(train.learning_rate, shortest), longest),
         "schedule": "constant",
@@ -317,16 +318,8 @@ def _serving(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     return values
 
 
-_WITHOUT_VLLM = {
-    "engine": "transformers",
-    "options": {},
-    "servers": 1,
-    "placement": "apart",
-    "processes": 1,
-    "sharded": False,
-    "correction": "none",
-}
-"""Settings of [rl] that only servers have, as the in-process engine takes them."""
+_OF_SERVERS = ("engine", "options", "servers", "placement", "processes", "sharded", "correction")
+"""Keys of [rl] of which the in-process engine takes the defaults alone."""
 
 
 def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
@@ -352,7 +345,7 @@ def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     if rl.get("engine") == "vllm":
         one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
         small.need("rl_checkpoint", f"vLLM (make gpu, or make vllm); the in-process engine rolls out here{one}")
-        values |= _WITHOUT_VLLM
+        values |= {key: RLSection.model_fields[key].get_default(call_default_factory=True) for key in _OF_SERVERS}
     return values
 
 
@@ -370,7 +363,7 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     }
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def _dumped(spec: Any) -> dict[str, Any]:

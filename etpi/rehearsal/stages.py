@@ -96,12 +96,9 @@ def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, started: float
             chain.wait(POLL_SECONDS)
         for ref in [ref for ref in waiting if _published(lake, ref) > started]:
             waiting.discard(ref)
-            passed = time.time() - started
-            left = passed / (total - len(waiting)) * len(waiting)
-            shown = f"{ref.asset} of {ref.key.removeprefix(PREFIX)}"
-            print(
-                f"[{total - len(waiting)}/{total}] {passed:3.0f} s, about {left:.0f} s left: {shown}", file=sys.stderr
-            )
+            passed, done = time.time() - started, total - len(waiting)
+            text = f"{passed:3.0f} s, about {passed / done * len(waiting):.0f} s left"
+            print(f"[{done}/{total}] {text}: {ref.asset} of {ref.key.removeprefix(PREFIX)}", file=sys.stderr)
         if chain.poll() is not None:
             return
 

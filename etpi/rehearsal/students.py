@@ -31,7 +31,7 @@ def configuration(model: str) -> Mapping[str, Any] | None:
             return known
         file = hub_path(repo, commit, "config.json")
     else:
-        file = _folder(model) / "config.json"
+        file = (package_folder(model) if model.startswith(PACKAGE) else expand(model)) / "config.json"
     if file is None or not file.is_file():
         return None
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -43,10 +43,6 @@ def is_hybrid(base: BaseSection) -> bool:
     """Return whether a base has linear attention (Qwen3.5 and 3.6)."""
     config = None if base.kind in ("tiny", "none") else configuration(base.model)
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
-
-
-def _folder(model: str) -> Path:
-    return package_folder(model) if model.startswith(PACKAGE) else expand(model)
 
 
 @cache
