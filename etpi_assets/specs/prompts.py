@@ -94,15 +94,15 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
         name = table.get("prompt") if isinstance(table, dict) else None
         if not isinstance(name, str) or table.get("templates") is not None:
             continue
-        own = [path for folder in folders for path in sorted((folder / FOLDER).glob("*/"))]
-        mine = [path for path in own if path.name == name]
+        users = [path for folder in folders for path in sorted((folder / FOLDER).glob("*/"))]
+        mine = [path for path in users if path.name == name]
         place = f"{file}: {'.'.join(keys)}.prompt"
         if len(mine) + (name in shipped_prompts()) > 1:
             raise SpecError(f"{place}: {name!r} is the name of two prompts, also of {mine[-1]}; rename the folder")
         if mine:
             table["templates"] = _read_templates(mine[0])
         elif name not in shipped_prompts():
-            guess = near(name, [*shipped_prompts(), *(path.name for path in own)])
+            guess = near(name, [*shipped_prompts(), *(path.name for path in users)])
             needed = f"{folders[0] / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
             raise SpecError(f"{place}: there is no prompt {name!r}.{guess} One of your own is {needed}")
     return resolved
