@@ -66,7 +66,8 @@ class Needed:
         """Return whether this machine has it: in the hub's cache, or at the path of the variable."""
         if self.is_model:
             return cached_file(self.repo, self.revision, "config.json") is not None
-        return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
+        variable = self.name
+        return bool(path := os.environ.get(variable)) and Path(path).expanduser().exists()
 
     def facts(self) -> str:
         """Format its repository, revision, size, licence and images, as far as they are known."""
@@ -140,7 +141,8 @@ def _fetched(each: Needed, lake: Lake) -> str:
     if each.is_model:
         return f"here: {checkpoint_folder(lake.root, each.name)}"
     if each.here():
-        return f"here: {each.name} is set to {os.environ[each.name]}"
+        variable = each.name
+        return f"here: {variable} is set to {os.environ[variable]}"
     if each.repo:
         return f"export {each.name}={_data_set(each, lake.root)}"
     how = each.command or "no public data set is known for it; docs/reference/environment.md says more"
