@@ -495,13 +495,13 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
     settings = GrpoSettings(
         processes=1, sharded=False, distil_weight=1.0, outcome_weight=0.0, correction="none", correction_max=3.0,
         tuning="lora", temperature=1.0, steps=STEPS, group_size=GROUP, device_batch=GROUP, accumulate=1, iterations=1,
-        ahead=0,
+        round_size=GROUP, ahead=0,
         learning_rate=1e-6, schedule="constant", warmup_steps=0, weight_decay=0.0, optimizer="adamw_torch_fused",
         max_grad_norm=1e9, repeatable=False, loss="dapo", beta=0.0, clip_low=0.2, clip_high=0.28,
         use_bias_correction_kl=True, delta=None, importance_sampling_level="token", entropy_coef=0.0,
         top_entropy_quantile=1.0, off_policy_mask_threshold=None, correction_min=0.0, pass_tokens=None,
         max_prompt_tokens=size.group_prompt, max_response_tokens=size.sample, save_steps=None,
-        use_step=None, stop_at_used=True,
+        use_step=None, last_step=STEPS,
         dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, lora_rank=32, lora_alpha=16,
         lora_dropout=0.0, target_modules="all-linear",
     )  # fmt: skip

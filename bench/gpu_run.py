@@ -102,7 +102,7 @@ def command_of(name: str, cpu: bool) -> list[str] | str:
             return "the tiny base is in etpi"
         code = (
             "from etpi_assets.specs.load import load_specs; from etpi_resources.packages import package_folder; "
-            "print(package_folder(load_specs().experiments['plan_first_smol'].base.name_in_package))"
+            "print(package_folder(load_specs().experiments['plan_first_smol'].base.model))"
         )
         return [sys.executable, "-c", code]
     return [sys.executable, "-m", "etpi", "run", f"gpu_run_{name}"]

@@ -84,7 +84,7 @@ class Servers:
 
 def seconds(rounds: int, scale: float, share: float, times: Times, ahead: int, partial: str) -> tuple[float, float]:
     """Return the simulated seconds of a round, and the mean staleness of its turns."""
-    rl = GrpoSettings.model_construct(steps=rounds, iterations=1, ahead=ahead, use_step=None, stop_at_used=True)
+    rl = GrpoSettings.model_construct(steps=rounds, iterations=1, ahead=ahead, last_step=rounds)
     lags: list[int] = []
 
     def roll_out(step: int, rows: Sequence[int], engine: Any) -> list[Sample]:

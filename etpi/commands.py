@@ -47,13 +47,7 @@ def run_experiments(
         CodeServerError: Dagster cannot launch runs.
         LakeError: ETPI_CATALOG names a file that is no catalog.
     """
-    from etpi.run.preflight import (
-        plan_warnings,
-        require_libraries,
-        require_sandboxes,
-        require_templates,
-        require_variance,
-    )
+    from etpi.run import preflight
     from etpi_assets.graph import GRAPH
     from etpi_assets.planning.planner import across, kept_lines, open_steps
     from etpi_assets.resources import Resources
@@ -63,7 +57,7 @@ def run_experiments(
     lake = Lake.open()
     refuse_other_file(default_path(lake), [node.name for node in GRAPH.values() if node.tables])
     plans = _plans(names, specs, lake, data_only, rebuild)
-    for line in plan_warnings(names, specs):
+    for line in preflight.plan_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     if kept := kept_lines(steps):
@@ -71,11 +65,11 @@ def run_experiments(
     if CATALOG not in names and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
-    require_variance(steps, specs, lake)
+    preflight.require_variance(steps, specs, lake)
     if backend() is None:  # else placement names what no node offers
-        require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
-        require_libraries(steps, specs)
-        require_templates(steps, specs)
+        preflight.require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
+        preflight.require_libraries(steps, specs)
+        preflight.require_templates(steps, specs)
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
@@ -151,9 +145,9 @@ def _plans(
 
 def _missing(names: Sequence[str], specs: Specs) -> str:
     """Return all models and data that this machine lacks, and the command that brings them; empty if it has all."""
-    from etpi.fetch import missing
+    from etpi.fetch import needed
 
-    lacking = [each.name for each in missing(names, specs)]
+    lacking = [each.name for each in needed(names, specs) if not each.here()]
     remedy = f"`etpi fetch {' '.join(names)}` fetches what it can, and says where the rest goes."
     return f"Not on this machine: {', '.join(lacking)}. {remedy}" if lacking else ""
 

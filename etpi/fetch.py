@@ -14,120 +14,103 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from etpi.models import published_facts
 from etpi_assets.planning.planner import SETS, set_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
+from etpi_resources.checkpoints import COMMIT, HUB, cached_file, checkpoint_folder
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 
+LOCK = "fetched.json"
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["data"]
+_VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
+
 
 @dataclass(frozen=True)
-class Source:
-    """A public data set, and what is known of it (`fetch.toml`).
+class Needed:
+    """A model or data that specs read, and what is known of it (`models.toml`, `fetch.toml`).
 
     Attributes:
+        name: hub:REPO@COMMIT of a model, or the variable with the path of data.
         repo: its repository on the hub; "": it is elsewhere, and `command` brings it.
-        only: the files that are rows of the set; others of its repository are other splits.
+        only: the files that are rows of the data set; others of its repository are other splits.
         revision, files: its commit, and the hashes of its files where public records agree on them.
-        rows: the number of its rows.
+        rows: the number of the data set's rows.
+        gigabytes: the size of the model's weights.
         images: the container images that its tasks run in.
         note: what is not known of the data that a published run read.
     """
 
+    name: str
     repo: str = ""
     only: str | None = None
     revision: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     rows: int | None = None
+    gigabytes: float | None = None
     licence: str = "licence unknown"
     images: str = ""
     command: str = ""
     note: str = ""
 
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model of the hub."""
+        return self.name.startswith(HUB)
 
-@cache
-def _known() -> Mapping[str, Source]:
-    """Return the sources by the variable that a spec's path names."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Source(**values) for name, values in table["data"].items()}
+    def here(self) -> bool:
+        """Return whether this machine has it: in the hub's cache, or at the path of the variable."""
+        if self.is_model:
+            return cached_file(self.repo, self.revision, "config.json") is not None
+        variable = self.name
+        return bool(path := os.environ.get(variable)) and Path(path).expanduser().exists()
+
+    def facts(self) -> str:
+        """Format its repository, revision, size, licence and images, as far as they are known."""
+        rows = f"{self.rows:,} rows" if self.rows else "size unknown"
+        hashes = "hashes known" if self.files else "hashes: pinned by the first fetch"
+        parts = [
+            self.repo,
+            f"revision {self.revision}" if self.revision else "no known revision: the first fetch pins the newest",
+            f"about {self.gigabytes:g} GB" if self.gigabytes else rows,
+            "" if self.is_model else hashes,  # a model's are in its commit
+            self.licence,
+            f"images: {self.images}" if self.images else "",
+            self.note,
+        ]
+        return "; ".join(part for part in parts if part)
 
 
-LOCK = "fetched.json"
-_VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
+def _model(name: str) -> Needed:
+    repo, _, revision = name.removeprefix(HUB).partition("@")
+    known = published_facts(repo)
+    licence = known.get("licence", Needed.licence)
+    return Needed(name, repo, revision=revision, gigabytes=known.get("gigabytes"), licence=licence)
+
+
+def _data(variable: str) -> Needed:
+    return Needed(variable, **_DATA.get(variable, {}))
 
 
 def rows_of(path: str) -> int | None:
     """Return the number of rows of the public data set that a spec's path names; None if it is not known."""
     match = _VARIABLE.fullmatch(path)
-    source = _known().get(match[1]) if match else None
-    return source.rows if source else None
-
-
-@dataclass(frozen=True)
-class Needed:
-    """Something outside the specs that they read: a model of the hub, or the data that a variable names."""
-
-    kind: Literal["model", "data"]
-    name: str
-
-    @property
-    def source(self) -> Source:
-        """Return what is known of it."""
-        if self.kind == "data":
-            return _known().get(self.name, Source())
-        repo, _, revision = self.name.removeprefix(HUB).partition("@")
-        return Source(repo, revision=revision, licence=published_facts(repo).get("licence", Source.licence))
-
-    def here(self) -> bool:
-        """Return whether this machine has it: the path of a variable, or a folder in the hub's cache."""
-        if self.kind == "data":
-            variable = self.name
-            return bool(path := os.environ.get(variable)) and Path(path).expanduser().exists()
-        from huggingface_hub import try_to_load_from_cache
-
-        revision = self.source.revision
-        return isinstance(try_to_load_from_cache(self.source.repo, "config.json", revision=revision), str)
-
-    def facts(self) -> str:
-        """Format its repository, revision, size, licence and images, as far as they are known."""
-        source = self.source
-        size = published_facts(source.repo).get("gigabytes")
-        rows = f"{source.rows:,} rows" if source.rows else "size unknown"
-        hashes = "hashes known" if source.files else "hashes: pinned by the first fetch"
-        parts = [
-            source.repo,
-            f"revision {source.revision}" if source.revision else "no known revision: the first fetch pins the newest",
-            f"about {size:g} GB" if size else rows,
-            hashes if self.kind == "data" else "",  # a model's are in its commit
-            source.licence,
-            f"images: {source.images}" if source.images else "",
-            source.note,
-        ]
-        return "; ".join(part for part in parts if part)
+    return _data(match[1]).rows if match else None
 
 
 def needed(names: Sequence[str], specs: Specs) -> list[Needed]:
-    """Return the models and data that the named specs and those upstream of them read.
+    """Return the models, then the data that the named specs and those upstream of them read.
 
     Raises:
         SpecError: no spec has a name.
     """
     texts = [text for name in names for text in _texts(name, specs)]
-    kinds: tuple[tuple[Literal["model", "data"], re.Pattern[str]], ...] = (("model", _MODEL), ("data", _VARIABLE))
-    return [
-        Needed(kind, name) for kind, named in kinds for name in sorted({n for t in texts for n in named.findall(t)})
-    ]
-
-
-def missing(names: Sequence[str], specs: Specs) -> list[Needed]:
-    """Return what `needed` names and this machine lacks."""
-    return [each for each in needed(names, specs) if not each.here()]
+    models, variables = (sorted({n for text in texts for n in named.findall(text)}) for named in (_MODEL, _VARIABLE))
+    return [*map(_model, models), *map(_data, variables)]
 
 
 def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
@@ -155,14 +138,14 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
 
 def _fetched(each: Needed, lake: Lake) -> str:
     """Return where a model or the data are, fetched if they were not there. Raises LakeError if they cannot be had."""
-    if each.kind == "model":
+    if each.is_model:
         return f"here: {checkpoint_folder(lake.root, each.name)}"
     if each.here():
         variable = each.name
         return f"here: {variable} is set to {os.environ[variable]}"
-    if each.source.repo:
-        return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
-    how = each.source.command or "no public data set is known for it; docs/reference/environment.md says more"
+    if each.repo:
+        return f"export {each.name}={_data_set(each, lake.root)}"
+    how = each.command or "no public data set is known for it; docs/reference/environment.md says more"
     raise LakeError(f"{how}; then set {each.name}=FOLDER")
 
 
@@ -174,10 +157,10 @@ def _texts(name: str, specs: Specs) -> Iterator[str]:
             spec = specs.get(upstream, key)
             yield json.dumps(spec.model_dump(mode="json"))
             if isinstance(spec, ExperimentSpec) and spec.base.kind == "hub":
-                yield spec.base.name_in_hub
+                yield spec.base.model
 
 
-def _data_set(variable: str, data: Source, root: Path) -> Path:
+def _data_set(data: Needed, root: Path) -> Path:
     """Return the folder of a data set at its pinned revision; pin it if this is its first fetch.
 
     Raises LakeError: it cannot be downloaded, or a file is not the pinned one."""
@@ -185,9 +168,9 @@ def _data_set(variable: str, data: Source, root: Path) -> Path:
 
     lock = root / LOCK
     pins: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
-    pin = pins.get(data.repo, {"revision": data.revision, **({"files": data.files} if data.files else {})})
+    pin = pins.get(data.repo, {"revision": data.revision, "files": data.files})
     try:
-        revision = pin.get("revision") or str(HfApi().dataset_info(data.repo).sha)
+        revision = pin["revision"] or str(HfApi().dataset_info(data.repo).sha)
         folder = Path(snapshot_download(data.repo, repo_type="dataset", revision=revision, allow_patterns=data.only))
     except Exception as error:  # the client raises a dozen unrelated classes for this one fault
         which = f" --revision {pin['revision']}" if pin["revision"] else ""
@@ -195,7 +178,7 @@ def _data_set(variable: str, data: Source, root: Path) -> Path:
         raise LakeError(
             f"{data.repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "
             f"Where there is network, run `hf download {data.repo} --repo-type dataset{which} --local-dir FOLDER`; "
-            f"bring FOLDER here, and set {variable}=FOLDER"
+            f"bring FOLDER here, and set {data.name}=FOLDER"
         ) from error
     hashes = {
         file.relative_to(folder).as_posix(): sha256_of(file)
@@ -204,7 +187,7 @@ def _data_set(variable: str, data: Source, root: Path) -> Path:
     }
     if other_splits := [name for name in hashes if data.only and not fnmatch(name, data.only)]:
         raise LakeError(f"{folder} has other splits too, which would be read as rows: remove {', '.join(other_splits)}")
-    files = pin.get("files", hashes)
+    files = pin["files"] or hashes
     if changed := sorted(name for name in files.keys() | hashes if files.get(name) != hashes.get(name)):
         known = lock if data.repo in pins else "the published ones"
         raise LakeError(f"{folder}: {', '.join(changed)} differ from {known}; remove the folder and fetch again")

@@ -82,6 +82,14 @@ def checkpoint_folder(root: Path, path: str) -> Path:
         ) from error
 
 
+def cached_file(repo: str, revision: str, name: str) -> Path | None:
+    """Return one file of a repository in the hub's cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, name, revision=revision)
+    return Path(path) if isinstance(path, str) else None
+
+
 def hub_file(repo: str, revision: str, name: str) -> Path:
     """Return one file of a repository at a commit; download it once.
 

@@ -49,12 +49,12 @@ def doctor(experiments: Sequence[str] = ()) -> int:
 
 def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
     """Name the suites whose tasks run in containers, if no engine answers."""
-    from etpi.rehearsal.starts import NO_DOCKER, docker_answers, docker_suites, in_containers
+    from etpi.rehearsal.starts import NO_DOCKER, docker_answers, docker_suites
     from etpi_assets.specs.load import load_specs
 
     specs = load_specs()
-    suites = {suite for name in experiments for suite in docker_suites(name, specs)}
-    named = sorted(suites) if experiments else [key for key in specs.suites if in_containers(key, specs)]
+    suites = {suite for name in experiments for suite in specs.upstream_keys("experiment", name, "suite")}
+    named = docker_suites(sorted(suites) if experiments else specs.suites, specs)
     if not named or docker_answers():
         return []
     what = f"no container engine answers, and {', '.join(named)} {'needs' if len(named) == 1 else 'need'} one"

@@ -12,7 +12,7 @@ from pathlib import Path
 from etpi.models import family
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat, load_chat_format
-from etpi_resources.checkpoints import COMMIT, HUB
+from etpi_resources.checkpoints import COMMIT, HUB, cached_file
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
 
@@ -125,7 +125,7 @@ def _hub(repo: str, revision: str) -> Student:
         "tokenizer": known["vocabulary"] if template else name,
         "chat_template": template or name,
     }
-    config = _cached_config(repo, revision)
+    config = cached_file(repo, revision, "config.json")
     unknown = [] if config else [f"the context length of {repo} (its config.json is not in the hub's cache here)"]
     chat = None
     if template or config:
@@ -137,13 +137,6 @@ def _hub(repo: str, revision: str) -> Student:
         unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
     folder = config.parent if config else None
     return Student(base, chat, _context(folder) if folder else None, folder, "; ".join(unknown))
-
-
-def _cached_config(repo: str, revision: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repo, "config.json", revision=revision)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _context(folder: Path) -> int | None:

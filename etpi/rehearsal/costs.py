@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from string import Template
+from typing import Any
 
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
@@ -22,6 +23,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
+from etpi_assets.specs.training import RLSection, TrainSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 
@@ -55,26 +57,28 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     proofs = proof_lines("experiment", name, specs, Resources())
     lines = [Cost(f"proofs {suite}", text, images) for suite, text, images in proofs]
     lines += [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
+    lines += _student(spec, specs)
+    return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
+
+
+def _student(spec: ExperimentSpec, specs: Specs) -> Iterator[Cost]:
+    """Yield the lines of a student, its training, its evaluation, and the machine."""
     if spec.base.kind in ("tiny", "none"):
-        lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
-        return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
-    shape = model_shape(students.model_name(spec.base))
-    if shape is None:
+        yield Cost("student", spec.base.kind, "no GPU is needed")
+        return
+    if (shape := model_shape(spec.base.model)) is None:
         why = "its configuration is not here, or its weights are quantised or of a mixture of experts: no size is known"
-        lines.append(
-            Cost("student, its training and evaluation", f"unknown: {students.model_name(spec.base)}", why, None)
-        )
-        return [*lines, _total(lines, rate)]
+        yield Cost("student, its training and evaluation", f"unknown: {spec.base.model}", why, None)
+        return
     size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
     counted = "as transformers builds its configuration, without a vision part"
-    lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", counted))
+    yield Cost("student", f"{size}; {shape.attention} layers keep keys and values", counted)
     if spec.train.method != "none":
-        lines += _supervised(spec, shape, specs)
+        yield from _supervised(spec, shape, specs)
     if spec.rl.method != "none":
-        lines += _reinforcement(spec, shape)
-    lines += _evaluation(spec, shape, specs)
-    lines.append(_host(spec, shape, specs))
-    return [*lines, _total(lines, rate)]
+        yield from _reinforcement(spec, shape)
+    yield from _evaluation(spec, shape, specs)
+    yield _host(spec, shape, specs)
 
 
 def _total(lines: list[Cost], rate: float) -> Cost:
@@ -206,39 +210,36 @@ def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
 
 
 def supervised(spec: ExperimentSpec) -> Training:
-    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
-
     train, length = spec.train, _row_length(spec)
-    return Training(
-        full=train.method == "full",
-        rank=train.lora_rank,
-        recomputed=train.gradient_checkpointing,
-        small_states="8bit" in train.optimizer,
-        shards=train.shards,
-        tile=TILE,
-        reference=False,
-        length=length,
-        scored=length,
-    )
+    full = train.method == "full"
+    return _training(train, tiled=True, full=full, shards=train.shards, length=length, scored=length)
 
 
 def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
     """Return the experiment's reinforcement: the samples of a pass are a tree, or rows where a layer refuses trees."""
-    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
-
     rl, rows = spec.rl, not shape.only_full
     scored = rl.device_batch * rl.max_response_tokens
-    return Training(
+    return _training(
+        rl,
+        tiled=not rows,
         full=rl.tuning == "full",
-        rank=rl.lora_rank,
-        recomputed=rl.gradient_checkpointing,
-        small_states="8bit" in rl.optimizer,
         shards=rl.processes if rl.sharded else 1,
-        tile=None if rows else TILE,
-        reference=bool(rl.beta) and rl.tuning == "full",
         length=rl.max_prompt_tokens * (rl.device_batch if rows else 1) + scored,
         scored=scored,
+        reference=bool(rl.beta) and rl.tuning == "full",
         copied=rl.ahead > 0 and rl.engine == "transformers",
+    )
+
+
+def _training(section: TrainSection | RLSection, *, tiled: bool, **values: Any) -> Training:
+    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
+
+    return Training(
+        rank=section.lora_rank,
+        recomputed=section.gradient_checkpointing,
+        small_states="8bit" in section.optimizer,
+        tile=TILE if tiled else None,
+        **values,
     )
 
 
@@ -246,12 +247,13 @@ def _row_length(spec: ExperimentSpec) -> int:
     return spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else spec.train.batch_tokens
 
 
-def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
+def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
     train, training = spec.train, supervised(spec)
-    lines = [_memory("training", training, shape)]
+    yield _memory("training", training, shape)
     known = sequences_of(spec, specs)
     if known is None and not train.max_steps:
-        return [*lines, Cost("training time", "unknown", "the number of sequences is not known before the data", None)]
+        yield Cost("training time", "unknown", "the number of sequences is not known before the data", None)
+        return
     sequences, source = known or (math.inf, "train.max_steps")
     steps = steps_of(spec, sequences) if known else int(train.max_steps or 0)
     used = train.use_step or math.ceil(steps * (train.use_epoch or train.epochs) / train.epochs)
@@ -259,11 +261,8 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
     whole = f"; {steps:,} without train.stop_at_used" if last < steps else ""
     longest = last * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
     tokens = min(longest, sequences * train.epochs * last / steps * training.length)
-    return [
-        *lines,
-        Cost("training steps", f"{last:,}", f"{source}; epochs: {train.epochs:g}{whole}"),
-        _computed("training time", f"{last:,} steps", training, shape, tokens * len(spec.seeds)),
-    ]
+    yield Cost("training steps", f"{last:,}", f"{source}; epochs: {train.epochs:g}{whole}")
+    yield _computed("training time", f"{last:,} steps", training, shape, tokens * len(spec.seeds))
 
 
 def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: float) -> Cost:
@@ -271,7 +270,7 @@ def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: 
     return _timed(part, amount, tokens, training.seconds(shape, tokens), formula)
 
 
-def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
+def _reinforcement(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
     rl, training = spec.rl, reinforcement(spec, shape)
     steps = rl.last_step
     whole = f"; {rl.steps:,} without rl.stop_at_used" if steps < rl.steps else ""
@@ -282,16 +281,13 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     at_once = math.ceil(_at_once(rl.round_size, rl.agent) / rl.servers)
     seconds, how = decoding(rl.engine, shape, sampled, at_once)
     formula = f"{steps:,} steps{whole}, {rl.max_response_tokens:,} tokens each; {how}"
-    lines = [
-        _memory("reinforcement", training, shape),
-        _timed("reinforcement rollouts", f"{rollouts:,} rollouts", sampled, seconds, formula),
-        _computed("reinforcement updates", f"{steps:,} steps", training, shape, trained),
-    ]
+    yield _memory("reinforcement", training, shape)
+    yield _timed("reinforcement rollouts", f"{rollouts:,} rollouts", sampled, seconds, formula)
+    yield _computed("reinforcement updates", f"{steps:,} steps", training, shape, trained)
     if rl.engine == "vllm":
         hours = steps * 2 * training.trained(shape) / WRITTEN / 3600 * len(spec.seeds)
         formula = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
-        lines.append(Cost("hand-over of weights", f"{steps:,} times, at least {gpu_time(hours)}", formula, hours))
-    return lines
+        yield Cost("hand-over of weights", f"{steps:,} times, at least {gpu_time(hours)}", formula, hours)
 
 
 def _memory(part: str, training: Training, shape: Shape) -> Cost:
@@ -352,7 +348,7 @@ def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
         every = rl.save_steps or rl.steps
         kept = {rl.last_step, rl.use_step or rl.steps, *range(every, rl.last_step + 1, every)}
         saved, processes = saved + len(kept), [*processes, rl.processes]
-    names = {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    names = {spec.base.model, *(model for _, model, _ in teachers(spec, specs))}
     read = sum(2 * other.parameters for name in names if (other := model_shape(name)))
     number, saved = max(processes), saved * len(spec.seeds)
     handed = rl.method != "none" and rl.engine == "vllm" and rl.tuning == "full"  # to the servers, through the disk

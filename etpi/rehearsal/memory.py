@@ -73,9 +73,9 @@ class Training:
         small_states: whether the optimiser keeps a byte a moment.
         shards: GPUs that share weights, gradients and moments (of LoRA the frozen weights).
         tile: the most logits held at a time; None: those of all scored tokens.
-        reference: whether the weights before training stay in memory.
         length: tokens of a forward pass.
         scored: those of them whose logits are computed.
+        reference: whether the weights before training stay in memory.
         copied: whether the policy generates from a copy of the trained weights.
     """
 
@@ -85,9 +85,9 @@ class Training:
     small_states: bool
     shards: int
     tile: int | None
-    reference: bool
     length: int
     scored: int
+    reference: bool = False
     copied: bool = False
 
     @property

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from etpi_assets.asset import AssetRun
 from etpi_assets.graph import GRAPH
-from etpi_assets.planning.planner import SETS
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import Specs
 from etpi_assets.tasks.families import load_family
@@ -21,14 +20,13 @@ from etpi_resources.sandboxes.docker_images import budget
 def proof_lines(set: str, name: str, specs: Specs, resources: Resources) -> list[tuple[str, str, str]]:
     """Return (suite, what is to be proved and how long it takes, where its images stay) for each suite of a chain."""
     lines = []
-    for suite in [name] if set == "suite" else specs.upstream_keys(set, name, "suite"):
+    for suite in specs.upstream_keys(set, name, "suite"):
         spec = specs.suites[suite]
         family = load_family(spec.family)
         if not family.keeps_proofs or (kind := family.sandbox(spec.params)) is None:
             continue
-        images = (
-            f"one image a task, kept under {budget() >> 30} GiB (ETPI_IMAGES_GIB)" if kind == "docker" else "no images"
-        )
+        kept = f"one image a task, kept under {budget() >> 30} GiB (ETPI_IMAGES_GIB)"
+        images = kept if kind == "docker" else "no images"
         try:
             prover = Prover.of(AssetRun(GRAPH["tasks"], suite, resources), suite)
             tasks = [item for item in family.load(suite, spec.seed, spec.params) if isinstance(item, Task)]
@@ -36,31 +34,19 @@ def proof_lines(set: str, name: str, specs: Specs, resources: Resources) -> list
             lines.append((suite, f"unknown: {error}", images))
             continue
         assert prover is not None
-        used = tasks if spec.proof == "all" else list(_used(set, name, suite, tasks, specs))
-        left = sum(prover.finished(task) is None for task in used)
-        took = clock(left * prover.seconds() / worker_count())
-        text = (
-            f"{left:,} of {len(used):,} tasks to prove (proof = {spec.proof}), about {took} on {worker_count()} cores"
-        )
-        lines.append((suite, text, images))
+        if spec.proof != "all":
+            uses = _uses(set, name, suite, specs)
+            used = [[task for task in tasks if split in ("all", task.split)][:most] for split, most in uses]
+            tasks = list({task.task_id: task for of_use in used for task in of_use}.values())
+        left, cores = sum(prover.finished(task) is None for task in tasks), worker_count()
+        took = f"about {clock(left * prover.seconds() / cores)} on {cores} cores"
+        lines.append((suite, f"{left:,} of {len(tasks):,} tasks to prove (proof = {spec.proof}), {took}", images))
     return lines
 
 
-def _used(set: str, name: str, suite: str, tasks: list[Task], specs: Specs) -> Iterable[Task]:
-    """Return the tasks of a suite that rollout sets, evaluation and reinforcement use, if all can be proved."""
-    if set == "suite":
-        return []
-    used: dict[str, Task] = {}
-    for split, limit in _uses(set, name, suite, specs):
-        of_split = [task for task in tasks if split in ("all", task.split)][:limit]
-        used |= {task.task_id: task for task in of_split}
-    return used.values()
-
-
 def _uses(set: str, name: str, suite: str, specs: Specs) -> Iterator[tuple[str, int | None]]:
-    """Yield (split, number of tasks) for each use of a suite."""
-    sets = [name] if set == "rollout_set" else specs.upstream_keys(set, name, SETS[1])
-    for rollout_set in (specs.rollout_sets[each] for each in sets):
+    """Yield (split, most tasks) for each use of a suite by rollout sets, evaluation and reinforcement."""
+    for rollout_set in (specs.rollout_sets[key] for key in specs.upstream_keys(set, name, "rollout_set")):
         if rollout_set.suite == suite and rollout_set.kind != "imported":
             yield rollout_set.split, rollout_set.tasks
     if set == "experiment":

@@ -25,6 +25,7 @@ from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.section import PARSED_AGAIN
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB
@@ -61,6 +62,13 @@ _SKILLS = {
 }
 """World -> the skill of the policy that replaces a teacher: plans, and thoughts in the slots of a grammar."""
 
+_OF_SIZE = (
+    "format_exposure", "turn_loss_share", "role_balance", "validation_rows", "differs_from_base", "first_turn_parses",
+)  # fmt: skip
+"""Checks of amounts and of a trained model's behaviour."""
+_OF_TEACHER = ("teacher_gate", "plan_paths_in_task")
+_OF_TASKS = ("plan_paths_in_task", "prompt_length_ratio", "template_distance")
+
 
 @dataclass
 class Rehearsal:
@@ -71,17 +79,20 @@ class Rehearsal:
         folder: everything of the rehearsal: specs, models, the lake.
         needs: "ASSET of SPEC" -> the needs of the real run that the rehearsal replaced.
         worlds: suites that an embedded world replaces, with its name.
-        scripted: whether a teacher, or recorded runs, are replaced.
-        without_ids: whether a replaced teacher returns no token ids, as its script does.
+        undecided: checks whose failure says nothing: its cause is the rehearsal's size or a replacement.
     """
 
     name: str
     folder: Path
-    specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     needs: dict[str, list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
-    scripted: bool = False
-    without_ids: bool = False
+    undecided: set[str] = field(default_factory=lambda: {*_OF_SIZE})
+
+    def write(self, set_name: str, name: str, values: Mapping[str, Any]) -> None:
+        """Write a small spec. Args: name: the real one's. values: null is written as "none", since TOML has no null."""
+        file = self.folder / "specs" / FOLDERS[set_name] / f"{PREFIX}{name}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(tomlkit.dumps(_toml(values)), encoding="utf-8")
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
@@ -97,6 +108,7 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     """
     spec = specs.get("experiment", name)
     small = Rehearsal(name, folder.resolve())
+    shutil.rmtree(small.folder / "specs", ignore_errors=True)
     sets = [specs.get("rollout_set", key) for key in spec.rollout_sets]
     taught = {s.suite for s in sets if _by_a_model(s)}
     for suite in specs.upstream_keys("experiment", name, "suite"):
@@ -104,7 +116,6 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     for rollout_set in spec.rollout_sets:
         _rollout_set(rollout_set, specs, small)
     _experiment(spec, small)
-    _write(small)
     return small
 
 
@@ -127,10 +138,11 @@ def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
             raise SpecError(f"suite {name}: no embedded world replaces tasks of the family {spec.family!r}")
         if world != spec.family:
             small.worlds[name] = world
+            small.undecided.update(_OF_TASKS)
             values |= load_shipped().get("suite", world).model_dump(mode="json", include={"family", "seed", "params"})
             params = values["params"]
     params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
-    small.specs["suite", PREFIX + name] = {**values, "params": params}
+    small.write("suite", name, {**values, "params": params})
 
 
 def _missing(path: object) -> str:
@@ -165,7 +177,7 @@ def _rollout_set(name: str, specs: Specs, small: Rehearsal) -> None:
         world = small.worlds.get(str(spec.suite), "")
         values |= {"kind": "live", "harness": None, "engine": _teacher(name, spec, world, small)}
         values["agent"] |= {"grammar": None, "harness": None}
-    small.specs["rollout_set", PREFIX + name] = values
+    small.write("rollout_set", name, values)
 
 
 def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Rehearsal) -> None:
@@ -174,7 +186,7 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
     if missing := _missing(spec.path):
         unread = "" if spec.format == "messages" else f"; chat messages replace those of the format {spec.format}"
         small.need("raw_rollouts", f"its runs: {missing}{unread}", name)
-        small.scripted = True
+        small.undecided.update(_OF_TEACHER)
         values |= {"format": "messages", "path": str(file := small.folder / f"{name}.jsonl")}
         small.folder.mkdir(parents=True, exist_ok=True)
         rows = (json.dumps(_conversation(name, number)) + "\n" for number in range(8))
@@ -184,19 +196,21 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
 def _conversation(name: str, number: int) -> dict[str, Any]:
     """Return a row of a set, whose name is in it: two sets must not import the same runs."""
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": f"print({number} * 17)"}})
-    texts = {
-        "user": f"What is {number} times 17 ({name})?",
-        "assistant": f"I compute it.\n<tool_call>\n{call}\n</tool_call>",
-        "tool": f"{number * 17}\n",
-    }
-    answer = {"role": "assistant", "content": f"The result is \\boxed{{{number * 17}}}."}
-    return {"messages": [*({"role": role, "content": text} for role, text in texts.items()), answer], "reward": 1.0}
+    messages = [
+        ("user", f"What is {number} times 17 ({name})?"),
+        ("assistant", f"I compute it.\n<tool_call>\n{call}\n</tool_call>"),
+        ("tool", f"{number * 17}\n"),
+        ("assistant", f"The result is \\boxed{{{number * 17}}}."),
+    ]
+    return {"messages": [{"role": role, "content": text} for role, text in messages], "reward": 1.0}
 
 
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
     engine = spec.engine
     assert engine is not None
-    small.scripted, small.without_ids = True, small.without_ids or engine.kind == "openai"
+    small.undecided.update(_OF_TEACHER)
+    if engine.kind == "openai":  # without token ids, the real run leaves this check undecided; the script has them
+        small.undecided.add("history_as_captured")
     key = f", with the key {engine.api_key_env}" if engine.api_key_env else ""
     small.need("raw_rollouts", f"{', '.join(engine.urls) or 'a GPU'} that serves {engine.model}{key}", name)
     return {"kind": "scripted", "teacher": engine.teacher, "skill": _SKILLS.get(world, {})}
@@ -213,7 +227,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
         "seeds": [spec.seeds[0]],
         "requires": "cpu",
         "base": _base(spec, small),
-        "train": _train(values["train"], spec, small),
+        "train": _train(spec, small),
         "serving": _serving(spec, small),
         "probe": {**values["probe"], "prompts": 2},
     }
@@ -224,7 +238,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
     if spec.evaluate is not None:
         values["evaluate"] = _evaluate(values["evaluate"], small)
     values["gates"]["override"] = {**dict.fromkeys(OVERRIDABLE, REASON), **spec.gates.override}
-    small.specs["experiment", PREFIX + small.name] = values
+    small.write("experiment", small.name, values)
 
 
 def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
@@ -232,7 +246,7 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     if spec.base.kind in ("tiny", "none"):
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
-    model = students.model_name(spec.base)
+    model = spec.base.model
     if spec.base.kind != "package":
         small.need("base_checkpoint", f"the weights of {model.removeprefix(HUB).partition('@')[0]}")
     kind = students.architecture(model)
@@ -265,30 +279,27 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
     return values
 
 
-def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
-    base = spec.base.kind
+def _train(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
+    train, optimizer = spec.train, _optimizer(spec.train.optimizer, "sft_checkpoint", small)
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
-    rate = train["learning_rate"]
-    if rate:
-        rate = min(rate, SHORT_STEP) if base == "tiny" else max(rate, LONG_STEP)
-    values = {
-        **train,
-        "optimizer": _optimizer(train["optimizer"], "sft_checkpoint", small),
-        "max_steps": STEPS,
-        "learning_rate": rate,
-        "schedule": "constant",
-        "warmup_ratio": 0.0,
-    }
-    kernels = [option for option in ("loss_kernel", "layer_kernels") if train.get(option) == "liger"]
+    shortest, longest = (0.0, SHORT_STEP) if spec.base.kind == "tiny" else (LONG_STEP, math.inf)
+    kernels = [option for option in ("loss_kernel", "layer_kernels") if getattr(train, option) == "liger"]
     if kernels and not find_spec("liger_kernel"):
         small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
     if students.is_hybrid(spec.base) and not find_spec("fla"):
         small.need("sft_checkpoint", "flash-linear-attention (pip install 'etpi[gpu]'); training is slow without it")
-    if train.get("use_epoch") is not None or train.get("use_step") is not None:
-        values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
-    elif train.get("save_steps"):
-        values["save_steps"] = 1
-    return values
+    used = train.use_epoch or train.use_step
+    return {
+        **_dumped(train),
+        "optimizer": optimizer,
+        "max_steps": STEPS,
+        "learning_rate": train.learning_rate and min(max(train.learning_rate, shortest), longest),
+        "schedule": "constant",
+        "warmup_ratio": 0.0,
+        "use_epoch": None,
+        "use_step": 1 if used else None,
+        "save_steps": 1 if used or train.save_steps else None,
+    }
 
 
 def _optimizer(name: str, asset: str, small: Rehearsal) -> str:
@@ -307,16 +318,8 @@ def _serving(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     return values
 
 
-_WITHOUT_VLLM = {
-    "engine": "transformers",
-    "options": {},
-    "servers": 1,
-    "placement": "apart",
-    "processes": 1,
-    "sharded": False,
-    "correction": "none",
-}
-"""Settings of [rl] that only servers have, as the in-process engine takes them."""
+_OF_SERVERS = ("engine", "options", "servers", "placement", "processes", "sharded", "correction")
+"""Keys of [rl] of which the in-process engine takes the defaults alone."""
 
 
 def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
@@ -342,7 +345,7 @@ def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     if rl.get("engine") == "vllm":
         one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
         small.need("rl_checkpoint", f"vLLM (make gpu, or make vllm); the in-process engine rolls out here{one}")
-        values |= _WITHOUT_VLLM
+        values |= {key: RLSection.model_fields[key].get_default(call_default_factory=True) for key in _OF_SERVERS}
     return values
 
 
@@ -360,24 +363,14 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     }
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def _dumped(spec: Any) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=False, context=PARSED_AGAIN)
 
 
-def _write(small: Rehearsal) -> None:
-    root = small.folder / "specs"
-    shutil.rmtree(root, ignore_errors=True)
-    for (set_name, name), values in small.specs.items():
-        file = root / FOLDERS[set_name] / f"{name}.toml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(tomlkit.dumps(_toml(values)), encoding="utf-8")
-
-
 def _toml(value: Any) -> Any:
-    """Return a resolved value with null as the word "none", which TOML can hold."""
     if isinstance(value, Mapping):
         return {key: _toml(item) for key, item in value.items()}
     if isinstance(value, list):

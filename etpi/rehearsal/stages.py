@@ -24,13 +24,6 @@ from etpi_resources.process.supervise import supervised
 POLL_SECONDS = 1.0
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
-_BY_SIZE = frozenset(
-    ["format_exposure", "turn_loss_share", "role_balance", "validation_rows", "differs_from_base", "first_turn_parses"]
-)
-"""Checks of amounts and of a trained model's behaviour."""
-_BY_TEACHER = frozenset(["teacher_gate", "plan_paths_in_task"])
-_BY_TASKS = frozenset(["plan_paths_in_task", "prompt_length_ratio", "template_distance"])
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -64,8 +57,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     """Run the chain by `etpi run`; return its stages in order. Raises LakeError: it ended without a result."""
     lake_folder, specs_folder = rehearsal.folder / "lake", rehearsal.folder / "specs"
     lake_folder.mkdir(parents=True, exist_ok=True)
-    result_file, log_file = rehearsal.folder / "result.json", rehearsal.folder / "run.log"
-    started, specs = time.time(), load_specs(specs_folder)
+    result_file, log_file, started = rehearsal.folder / "result.json", rehearsal.folder / "run.log", time.time()
     environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
     for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
         environment.pop(variable, None)
@@ -76,7 +68,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         subprocess.Popen(supervised(line), env=environment, stdout=result, stderr=log) as chain,
     ):
         try:
-            _report(chain, rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), started)
+            _report(chain, rehearsal, started)
         except BaseException:
             chain.terminate()
             raise
@@ -85,31 +77,30 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     failures = [line for lines in json.loads(text)["failures"].values() for line in lines] if text else []
     if code and not failures:
         raise LakeError(f"the run ended with status {code}; its log is {log_file}")
-    return list(_stages(rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), failures))
+    return list(_stages(rehearsal, failures))
 
 
-def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequence[Step], started: float) -> None:
+def _steps(rehearsal: Rehearsal) -> list[Step]:
+    """Return the chain's steps in order, without those of specs."""
+    specs, lake = load_specs(rehearsal.folder / "specs"), Lake(rehearsal.folder / "lake")
+    return [step for step in plan(PREFIX + rehearsal.name, specs, lake) if not step.asset.endswith("_spec")]
+
+
+def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, started: float) -> None:
     """Print each finished asset, and the time left if the others take as long on average, until the chain ends."""
     lake = Lake(rehearsal.folder / "lake")
-    waiting = {Ref(step.asset, step.set, step.key) for step in _of_assets(steps) if step.state != "ok"}
+    waiting = {Ref(step.asset, step.set, step.key) for step in _steps(rehearsal) if step.state != "ok"}
     total = len(waiting)
     while waiting:
         with suppress(subprocess.TimeoutExpired):
             chain.wait(POLL_SECONDS)
         for ref in [ref for ref in waiting if _published(lake, ref) > started]:
             waiting.discard(ref)
-            passed = time.time() - started
-            left = passed / (total - len(waiting)) * len(waiting)
-            shown = f"{ref.asset} of {ref.key.removeprefix(PREFIX)}"
-            print(
-                f"[{total - len(waiting)}/{total}] {passed:3.0f} s, about {left:.0f} s left: {shown}", file=sys.stderr
-            )
+            passed, done = time.time() - started, total - len(waiting)
+            text = f"{passed:3.0f} s, about {passed / done * len(waiting):.0f} s left"
+            print(f"[{done}/{total}] {text}: {ref.asset} of {ref.key.removeprefix(PREFIX)}", file=sys.stderr)
         if chain.poll() is not None:
             return
-
-
-def _of_assets(steps: Sequence[Step]) -> list[Step]:
-    return [step for step in steps if not step.asset.endswith("_spec")]
 
 
 def _manifest(lake: Lake, ref: Ref) -> Manifest | None:
@@ -122,9 +113,9 @@ def _published(lake: Lake, ref: Ref) -> float:
     return datetime.fromisoformat(manifest.created_at).timestamp() if manifest else 0.0
 
 
-def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]) -> Iterator[Stage]:
+def _stages(rehearsal: Rehearsal, failures: Sequence[str]) -> Iterator[Stage]:
     lake = Lake(rehearsal.folder / "lake")
-    for step in _of_assets(steps):
+    for step in _steps(rehearsal):
         ref = Ref(step.asset, step.set, step.key)
         manifest = _manifest(lake, ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
@@ -149,22 +140,12 @@ def judged(rehearsal: Rehearsal, passed: Stage, manifest: Manifest) -> Stage:
                 continue
         elif check["passed"] or not check["blocking"]:
             continue
-        if _unjudged(name, rehearsal):
+        if name in rehearsal.undecided:
             unjudged.append(name)
         else:
             blocks.append(Finding(name, message))
     verdict: Verdict = "would block" if blocks else "passes"
     return replace(passed, verdict=verdict, blocks=tuple(blocks), unjudged=tuple(unjudged), accepted=tuple(accepted))
-
-
-def _unjudged(check: str, rehearsal: Rehearsal) -> bool:
-    """Return whether a failure of the check says nothing: its cause is the rehearsal's size or replacements."""
-    return (
-        check in _BY_SIZE
-        or (check in _BY_TEACHER and rehearsal.scripted)
-        or (check in _BY_TASKS and bool(rehearsal.worlds))
-        or (check == "history_as_captured" and rehearsal.without_ids)  # which leaves it undecided in the real run
-    )
 
 
 def first_stop(stages: Sequence[Stage]) -> Stage | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from etpi.rehearsal import costs, students
+from etpi.rehearsal import costs
 from etpi.rehearsal.costs import GIB
 from etpi.rehearsal.memory import Shape
 from etpi.rehearsal.stages import Stage, first_stop
@@ -69,13 +69,10 @@ def _graph(stages: Sequence[Stage]) -> Iterator[Start]:
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-def in_containers(name: str, specs: Specs) -> bool:
-    suite = specs.get("suite", name)
-    return load_family(suite.family).sandbox(dict(suite.params)) == "docker"
-
-
-def docker_suites(name: str, specs: Specs) -> list[str]:
-    return [key for key in specs.upstream_keys("experiment", name, "suite") if in_containers(key, specs)]
+def docker_suites(names: Iterable[str], specs: Specs) -> list[str]:
+    """Return those of the suites whose tasks run in containers."""
+    suites = {name: specs.get("suite", name) for name in names}
+    return [name for name, spec in suites.items() if load_family(spec.family).sandbox(dict(spec.params)) == "docker"]
 
 
 def docker_answers() -> bool:
@@ -88,7 +85,7 @@ def docker_answers() -> bool:
 
 
 def _docker(name: str, specs: Specs) -> Iterator[Start]:
-    if suites := docker_suites(name, specs):
+    if suites := docker_suites(specs.upstream_keys("experiment", name, "suite"), specs):
         what = f"containers for {', '.join(suites)}"
         if docker_answers():
             yield Start(what, "proved", "a container engine answers on this machine")
@@ -112,9 +109,9 @@ def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
     """Yield for each program the GPUs that it takes, and whether they are those that the spec requires."""
     if spec.requires == "cpu" or spec.base.kind in ("tiny", "none"):
         return
-    shape, stated = costs.model_shape(students.model_name(spec.base)), spec.requires
-    if shape is None:
-        yield Start("GPUs", "not proved", f"the size of {students.model_name(spec.base)} is not known here")
+    stated = spec.requires
+    if (shape := costs.model_shape(spec.base.model)) is None:
+        yield Start("GPUs", "not proved", f"the size of {spec.base.model} is not known here")
         return
     if isinstance(stated, str):
         for program in _programs(spec, specs, shape, None):

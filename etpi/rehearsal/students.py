@@ -14,16 +14,9 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.checkpoints import HUB, hub_file
+from etpi_resources.checkpoints import HUB, cached_file, hub_file
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
-
-
-def model_name(base: BaseSection) -> str:
-    """Return the base as models are named elsewhere: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder."""
-    if base.kind == "hub":
-        return base.name_in_hub
-    return base.name_in_package if base.kind == "package" else str(base.path)
 
 
 def configuration(model: str) -> Mapping[str, Any] | None:
@@ -38,7 +31,7 @@ def configuration(model: str) -> Mapping[str, Any] | None:
             return known
         file = hub_path(repo, commit, "config.json")
     else:
-        file = _folder(model) / "config.json"
+        file = (package_folder(model) if model.startswith(PACKAGE) else expand(model)) / "config.json"
     if file is None or not file.is_file():
         return None
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -48,12 +41,8 @@ def configuration(model: str) -> Mapping[str, Any] | None:
 
 def is_hybrid(base: BaseSection) -> bool:
     """Return whether a base has linear attention (Qwen3.5 and 3.6)."""
-    config = None if base.kind in ("tiny", "none") else configuration(model_name(base))
+    config = None if base.kind in ("tiny", "none") else configuration(base.model)
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
-
-
-def _folder(model: str) -> Path:
-    return package_folder(model) if model.startswith(PACKAGE) else expand(model)
 
 
 @cache
@@ -68,10 +57,10 @@ def _hub_reachable() -> bool:
 
 def hub_path(repo: str, revision: str, name: str) -> Path | None:
     """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
 
-    if isinstance(cached := try_to_load_from_cache(repo, name, revision=revision), str):
-        return Path(cached)
+    if cached := cached_file(repo, revision, name):
+        return cached
     try:
         return None if constants.HF_HUB_OFFLINE or not _hub_reachable() else hub_file(repo, revision, name)
     except OSError:

@@ -69,12 +69,10 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
 
 def plan_warnings(names: Iterable[str], specs: Specs) -> list[str]:
     """Return a line for each experiment whose student is evaluated in another harness than its rollouts came from."""
-    lines, experiments = [], specs.experiments
-    for name in names:
-        spec = experiments.get(name)
-        if spec is None:
-            continue  # a rollout set or a suite, or an invalid spec
-        sets = [specs.rollout_sets[key] for key in spec.rollout_sets]
+    lines, experiments, rollout_sets = [], specs.experiments, specs.rollout_sets
+    for name in (each for each in names if each in experiments):  # others are rollout sets, suites or invalid
+        spec = experiments[name]
+        sets = [rollout_sets[key] for key in spec.rollout_sets]
         if spec.evaluate and (difference := harness_difference(spec.evaluate.agent, sets, spec.rl.acting)):
             lines.append(f"warning: {name} {difference}")
     return lines

@@ -44,7 +44,7 @@ def base_context(base: BaseSection, chat: ChatFormat) -> BaseContext:
     if base.kind in ("hub", "package"):
         try:
             if base.kind == "package":
-                file = package_folder(base.name_in_package) / "config.json"
+                file = package_folder(base.model) / "config.json"
             else:
                 file = hub_file(base.repo or "", base.revision or "", "config.json")
         except OSError as error:

@@ -77,6 +77,12 @@ def headline_metrics(reading: Reading, first: Sequence[str] = ()) -> list[str]:
     return list(dict.fromkeys(in_reading(name, reading) for name in (*first, *HEADLINE)))
 
 
+def leading_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that a resolved section `metrics` puts first, and those with a threshold, in its reading."""
+    names = (*metrics.get("headline", ()), *metrics.get("thresholds", ()))
+    return [in_reading(name, metrics.get("reading", "hardened")) for name in names]
+
+
 def detail_metrics(reading: Reading) -> list[str]:
     """Return the metrics beside `headline_metrics`; the first are the behaviours in the other reading."""
     return [*BEHAVIOURS, *DETAIL[len(COLUMNS) :]] if reading == "published" else [*DETAIL]

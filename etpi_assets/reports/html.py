@@ -100,8 +100,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
     why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
     table = _by_condition(headline)
-    leading = (*spec.metrics.headline, *spec.metrics.thresholds)
-    lead = {experiment.main, *(in_reading(name, spec.metrics.reading) for name in leading)}
+    lead = {experiment.main, *facts.leading_metrics(spec.metrics.model_dump())}
     values = {
         "experiment": experiment,
         "story": story.sentences(

@@ -243,9 +243,10 @@ class EvaluateSection(Section):
         return self
 
 
+Rate = Literal["solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"]
 Headline = Literal[
-    "solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted",
-    "adherence", "think_tokens_per_turn", "post_think_tokens_per_turn", "output_tokens_per_turn", "turns_per_agent",
+    Rate, "adherence", "think_tokens_per_turn", "post_think_tokens_per_turn", "output_tokens_per_turn",
+    "turns_per_agent",
 ]  # fmt: skip
 Threshold = Literal["plan_first", "plan_content", "follow_through"]
 """The rates that may have a threshold: each has a separate check."""
@@ -254,12 +255,7 @@ Threshold = Literal["plan_first", "plan_content", "follow_through"]
 class MetricsSection(Section):
     """Thresholds of the metrics, and how they are scored."""
 
-    main: Annotated[
-        Literal[
-            "solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"
-        ],
-        Omitted("solved"),
-    ] = "solved"
+    main: Annotated[Rate, Omitted("solved")] = "solved"
     """The metric that the experiment's page, report and model card begin with."""
     headline: Annotated[tuple[Headline, ...], Omitted(())] = ()
     """The metrics that lead the page, the report, the model card and a run's last table; empty: `main` and those of

@@ -37,11 +37,13 @@ def shipped_prompts() -> Mapping[str, Path]:
 
 @cache
 def shipped_templates(name: str) -> Mapping[str, str]:
-    """Return the templates of a shipped prompt by part. Raises KeyError if there is no such prompt."""
-    return read_templates(shipped_prompts()[name])
+    """Return the templates of a shipped prompt by part. Raises FileNotFoundError: there is no such prompt."""
+    if name not in (known := shipped_prompts()):
+        raise FileNotFoundError(f"agent.prompt = {name!r}: there is no such prompt; known: {', '.join(known)}")
+    return _read_templates(known[name])
 
 
-def read_templates(folder: Path) -> dict[str, str]:
+def _read_templates(folder: Path) -> dict[str, str]:
     """Return the templates of a folder by part.
 
     Raises:
@@ -92,16 +94,15 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
         name = table.get("prompt") if isinstance(table, dict) else None
         if not isinstance(name, str) or table.get("templates") is not None:
             continue
-        mine = [folder / FOLDER / name for folder in folders if name and Path(name).name == name]
-        mine = [folder for folder in mine if folder.is_dir()]
+        users = [path for folder in folders for path in sorted((folder / FOLDER).glob("*/"))]
+        mine = [path for path in users if path.name == name]
         place = f"{file}: {'.'.join(keys)}.prompt"
         if len(mine) + (name in shipped_prompts()) > 1:
             raise SpecError(f"{place}: {name!r} is the name of two prompts, also of {mine[-1]}; rename the folder")
         if mine:
-            table["templates"] = read_templates(mine[0])
+            table["templates"] = _read_templates(mine[0])
         elif name not in shipped_prompts():
-            known = [*shipped_prompts(), *(path.name for folder in folders for path in (folder / FOLDER).glob("*/"))]
-            root = folders[0] if folders else Path("specs")
-            needed = f"{root / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
-            raise SpecError(f"{place}: there is no prompt {name!r}.{near(name, known)} One of your own is {needed}")
+            guess = near(name, [*shipped_prompts(), *(path.name for path in users)])
+            needed = f"{folders[0] / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
+            raise SpecError(f"{place}: there is no prompt {name!r}.{guess} One of your own is {needed}")
     return resolved

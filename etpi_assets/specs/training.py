@@ -85,14 +85,11 @@ class BaseSection(Section):
         return self
 
     @property
-    def name_in_package(self) -> str:
-        """Return the name of a package's model, which pins it."""
-        return package_name(self.package or "", self.sha256 or "", self.dtype)
-
-    @property
-    def name_in_hub(self) -> str:
-        """Return the name of a hub's model, which pins it if the revision is a commit."""
-        return f"{HUB}{self.repo}@{self.revision}"
+    def model(self) -> str:
+        """Return the name that pins the model: hub:REPO@COMMIT, package:NAME==VERSION@SHA256; or its folder."""
+        if self.kind == "package":
+            return package_name(self.package or "", self.sha256 or "", self.dtype)
+        return f"{HUB}{self.repo}@{self.revision}" if self.kind == "hub" else str(self.path)
 
 
 class TrainSection(Section):
@@ -412,7 +409,7 @@ class RLSection(ServerSection):
 
     @property
     def last_step(self) -> int:
-        """Return the step that training ends with."""
+        """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
         return (self.use_step if self.stop_at_used else None) or self.steps
 
     @property

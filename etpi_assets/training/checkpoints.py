@@ -141,20 +141,15 @@ PINNED = "base_is_pinned"
 
 
 def pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """Return the checkpoint_id and path of a base that etpi did not train, and whether it is pinned."""
-    return {"hub": hub_pointer, "path": path_pointer, "package": package_pointer}[base.kind](base)
+    """Return the checkpoint_id and path of a base that etpi did not train, and whether it is pinned.
 
-
-def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """Return the checkpoint_id and path of a package's model, which its name pins. Nothing is fetched here."""
-    name = base.name_in_package
-    row = {"checkpoint_id": hashlib.sha256(name.encode()).hexdigest()[:16], "path": name}
-    return row, outcome(PINNED, True, case="package", base=base)
-
-
-def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
-    row = {"checkpoint_id": hashlib.sha256(base.name_in_hub.encode()).hexdigest()[:16], "path": base.name_in_hub}
+    Nothing is fetched here: a package's model is pinned by its name, one of the hub if that names a commit.
+    """
+    if base.kind == "path":
+        return path_pointer(base)
+    row = {"checkpoint_id": hashlib.sha256(base.model.encode()).hexdigest()[:16], "path": base.model}
+    if base.kind == "package":
+        return row, outcome(PINNED, True, case="package", base=base)
     pinned = bool(COMMIT.fullmatch(base.revision or ""))
     figures = {} if pinned else {"revision": base.revision}
     return row, outcome(PINNED, pinned, figures, case="commit" if pinned else "branch", base=base)

@@ -194,15 +194,12 @@ def budget_exhausted(exits: Mapping[str, Mapping[str, int]], budgets: str) -> Ch
         exits: exit statuses with their numbers of rollouts, for each group that is judged alone, such as a checkpoint.
         budgets: the keys that raise the budget.
     """
-    figures, problems = {}, []
-    for name, counts in exits.items():
-        ended, total = sum(counts.get(status, 0) for status in LIMITS), sum(counts.values())
-        figures[name] = {"ended_in_limits": ended, "rollouts": total}
-        if total and ended / total > MOST_EXHAUSTED:
-            problems.append(f"{ended} of {total} rollouts of {name}")
-    ended = "; ".join(f"{name} {f['ended_in_limits']} of {f['rollouts']}" for name, f in figures.items()) or "none"
-    problems = "; ".join(problems)
-    return outcome("budget_exhausted", not problems, figures, ended=ended, problems=problems, budgets=budgets)
+    rows = [(name, sum(counts.get(s, 0) for s in LIMITS), sum(counts.values())) for name, counts in exits.items()]
+    figures = {name: {"ended_in_limits": ended, "rollouts": total} for name, ended, total in rows}
+    shown = "; ".join(f"{name} {ended} of {total}" for name, ended, total in rows) or "none"
+    exhausted = [(name, ended, total) for name, ended, total in rows if ended > MOST_EXHAUSTED * total]
+    problems = "; ".join(f"{ended} of {total} rollouts of {name}" for name, ended, total in exhausted)
+    return outcome("budget_exhausted", not exhausted, figures, ended=shown, problems=problems, budgets=budgets)
 
 
 def drift_figures(turns: pa.Table) -> dict[str, int]:

@@ -307,6 +307,7 @@ class GrpoSettings(LoraSettings):
     group_size: int
     device_batch: int
     accumulate: int
+    round_size: int
     iterations: int
     steps: int
     ahead: int
@@ -334,19 +335,9 @@ class GrpoSettings(LoraSettings):
     max_response_tokens: int
     save_steps: int | None
     use_step: int | None
-    stop_at_used: bool
+    last_step: int
     dtype: SpecDtype
     gradient_checkpointing: bool
-
-    @property
-    def last_step(self) -> int:
-        """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
-        return (self.use_step if self.stop_at_used else None) or self.steps
-
-    @property
-    def round_size(self) -> int:
-        """Return the number of rollouts of a step."""
-        return self.processes * self.device_batch * self.accumulate
 
     def rounds(self, step: int) -> range:
         """Return the steps of the rounds that may be rolled out once `step` optimiser steps are done, as far ahead as

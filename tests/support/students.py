@@ -48,7 +48,7 @@ def smollm2() -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ETPI_DATA", str(_CONVERTED))
         try:
-            return package_folder(base.name_in_package)
+            return package_folder(base.model)
         except PackageUnavailable as error:
             pytest.skip(str(error))
 

@@ -104,7 +104,7 @@ def test_package_becomes_a_base_that_is_converted_once(offline: str, tmp_path: P
     assert base_context(base, chat).tokens == 512
 
     half = base.model_copy(update={"dtype": "bfloat16"})
-    other = checkpoint_folder(tmp_path, half.name_in_package)
+    other = checkpoint_folder(tmp_path, half.model)
     assert other != folder and load_model(other, torch.bfloat16).config.dtype == torch.bfloat16
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     assert checkpoint_folder(tmp_path, row["path"]) == folder, "fetched again"

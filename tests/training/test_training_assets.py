@@ -280,7 +280,7 @@ def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    row, _ = checkpoints.hub_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
+    row, _ = checkpoints.pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
     assert checkpoint_folder(tmp_path, row["path"]) == tmp_path
     assert asked["repo"] == "a/b" and asked["revision"] == "c" * 40
     assert not any(p.endswith((".bin", ".pt", ".pkl")) for p in asked["patterns"]), "pickled weights run code"
@@ -390,10 +390,12 @@ def test_settings_have_every_key_of_their_spec_section_or_leave_it_to_the_starte
     of_starter = {
         "method", "suite", "tasks", "tasks_from", "min_trust", "agent", "sandbox", "rewards", "scale_advantage",
         "advantage_eps", "advantage_ddof", "max_broken", "refill", "mask_truncated", "teacher", "partial_rollouts",
+        "stop_at_used",
     }  # fmt: skip
     of_server = set(ServerSection.model_fields) | {"engine", "options", "servers", "placement"}
     assert set(SftSettings.model_fields) == set(TrainSection.model_fields) - {"report_to"}
-    assert set(GrpoSettings.model_fields) - {"temperature"} == set(RLSection.model_fields) - of_starter - of_server
+    of_property = {"temperature", "round_size", "last_step"}
+    assert set(GrpoSettings.model_fields) - of_property == set(RLSection.model_fields) - of_starter - of_server
 
 
 def test_request_s_key_follows_everything_the_result_depends_on(tmp_path):

@@ -13,7 +13,7 @@ from etpi.view.conversation import Conversation, read_conversation
 from etpi.view.pages.page import NotFound, Page, number, text
 from etpi_assets.reports import answer, story
 from etpi_assets.reports.changes import OUTCOME, Change, summary, tone_of
-from etpi_assets.reports.facts import HEADLINE, headline_metrics
+from etpi_assets.reports.facts import HEADLINE, headline_metrics, leading_metrics
 from etpi_assets.reports.tainted import checkpoint_lines, line
 from etpi_assets.scoring.published import in_reading
 from etpi_resources.lake.lake import Lake
@@ -64,7 +64,7 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
     name = request.path_params["experiment"]
     row = find_experiment(queries, name)
     spec = json.loads(row["spec"])
-    main, first = main_metric(spec), _headline(spec)
+    main, first = main_metric(spec), leading_metrics(spec.get("metrics") or {})
     order = {metric: place for place, metric in enumerate(dict.fromkeys((*first, *COLUMNS, *HEADLINE)))}
     figures = sorted(
         queries.rows("figures", experiment=name),
@@ -106,13 +106,6 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
         "drops": queries.rows("dataset_drops", experiment=name),
     }
     return Page("experiment.html.jinja", values)
-
-
-def _headline(spec: dict[str, Any]) -> list[str]:
-    """Return the metrics that a resolved spec puts first, and those with a threshold, in its reading."""
-    metrics = spec.get("metrics") or {}
-    names = (*metrics.get("headline", ()), *metrics.get("thresholds", ()))
-    return [in_reading(name, metrics.get("reading", "hardened")) for name in names]
 
 
 def main_metric(spec: dict[str, Any]) -> str:

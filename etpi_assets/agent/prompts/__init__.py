@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from etpi_assets.specs.prompts import shipped_prompts, shipped_templates
+from etpi_assets.specs.prompts import shipped_templates
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, Task
 
@@ -21,11 +21,7 @@ def templates_of(agent: AgentSection) -> Mapping[str, str]:
     Raises:
         FileNotFoundError: there is no such prompt.
     """
-    if agent.templates is not None:
-        return agent.templates
-    if agent.prompt not in (known := shipped_prompts()):
-        raise FileNotFoundError(f"agent.prompt = {agent.prompt!r}: there is no such prompt; known: {', '.join(known)}")
-    return shipped_templates(agent.prompt)
+    return shipped_templates(agent.prompt) if agent.templates is None else agent.templates
 
 
 def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
