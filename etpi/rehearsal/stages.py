@@ -6,11 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
@@ -21,7 +18,6 @@ from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.process.supervise import supervised
 
-POLL_SECONDS = 1.0
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
 
@@ -57,18 +53,23 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     """Run the chain by `etpi run`; return its stages in order. Raises LakeError: it ended without a result."""
     lake_folder, specs_folder = rehearsal.folder / "lake", rehearsal.folder / "specs"
     lake_folder.mkdir(parents=True, exist_ok=True)
-    result_file, log_file, started = rehearsal.folder / "result.json", rehearsal.folder / "run.log", time.time()
+    result_file, log_file = rehearsal.folder / "result.json", rehearsal.folder / "run.log"
     environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
     for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
         environment.pop(variable, None)
-    line = [sys.executable, "-m", "etpi", "run", PREFIX + rehearsal.name, "--rebuild", "--json"]
+    line = supervised([sys.executable, "-m", "etpi", "run", PREFIX + rehearsal.name, "--rebuild", "--json"])
     with (
         result_file.open("w") as result,
-        log_file.open("w") as log,
-        subprocess.Popen(supervised(line), env=environment, stdout=result, stderr=log) as chain,
+        log_file.open("w", buffering=1) as log,
+        subprocess.Popen(
+            line, env=environment, stdout=result, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as chain,
     ):
+        assert chain.stderr is not None
         try:
-            _report(chain, rehearsal, started)
+            for text in chain.stderr:
+                log.write(text)
+                print(text.replace(PREFIX, ""), end="", file=sys.stderr)
         except BaseException:
             chain.terminate()
             raise
@@ -86,38 +87,11 @@ def _steps(rehearsal: Rehearsal) -> list[Step]:
     return [step for step in plan(PREFIX + rehearsal.name, specs, lake) if not step.asset.endswith("_spec")]
 
 
-def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, started: float) -> None:
-    """Print each finished asset, and the time left if the others take as long on average, until the chain ends."""
-    lake = Lake(rehearsal.folder / "lake")
-    waiting = {Ref(step.asset, step.set, step.key) for step in _steps(rehearsal) if step.state != "ok"}
-    total = len(waiting)
-    while waiting:
-        with suppress(subprocess.TimeoutExpired):
-            chain.wait(POLL_SECONDS)
-        for ref in [ref for ref in waiting if _published(lake, ref) > started]:
-            waiting.discard(ref)
-            passed, done = time.time() - started, total - len(waiting)
-            text = f"{passed:3.0f} s, about {passed / done * len(waiting):.0f} s left"
-            print(f"[{done}/{total}] {text}: {ref.asset} of {ref.key.removeprefix(PREFIX)}", file=sys.stderr)
-        if chain.poll() is not None:
-            return
-
-
-def _manifest(lake: Lake, ref: Ref) -> Manifest | None:
-    return lake.blocked(ref) or lake.current(ref)
-
-
-def _published(lake: Lake, ref: Ref) -> float:
-    """Return when an asset's last version was published (seconds since the epoch); 0: never."""
-    manifest = _manifest(lake, ref)
-    return datetime.fromisoformat(manifest.created_at).timestamp() if manifest else 0.0
-
-
 def _stages(rehearsal: Rehearsal, failures: Sequence[str]) -> Iterator[Stage]:
     lake = Lake(rehearsal.folder / "lake")
     for step in _steps(rehearsal):
         ref = Ref(step.asset, step.set, step.key)
-        manifest = _manifest(lake, ref)
+        manifest = lake.blocked(ref) or lake.current(ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
         key, seconds = step.key.removeprefix(PREFIX), round(manifest.seconds or 0.0, 1) if manifest else 0.0
         if manifest is None:
