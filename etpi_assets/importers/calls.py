@@ -70,7 +70,9 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
 
 
 def _id(value: Any) -> str | None:
-    return str(value) if isinstance(value, str | int) and value != "" else None
+    if type(value) is str:  # nearly all
+        return value or None
+    return str(value) if isinstance(value, int) else None
 
 
 def _normal(name: str, arguments: Any, call_id: str | None) -> ToolCall:
@@ -274,8 +276,10 @@ def _kind_of(part: Mapping[str, Any], spec: Spec) -> tuple[str | None, str | Non
     for path in spec.paths["part"]["kind"]:
         if path == ("@key",):
             kinds = [spec.kinds[key] for key in part if key in spec.kinds and part[key] not in (None, False)]
-            if kinds:  # what the text is, where another key says it
-                return next((kind for kind in kinds if kind != "text"), "text"), None
+            if len(kinds) > 1:  # another key says what the text is
+                kinds = [kind for kind in kinds if kind != "text"] or kinds
+            if kinds:
+                return kinds[0], None
         elif isinstance(written := at(part, path), str):
             for prefix, kind in spec.globs if written not in spec.kinds else ():
                 if written.startswith(prefix):
