@@ -107,12 +107,14 @@ def _entries(
 ) -> list[Message]:
     entries: list[Message] = []
     before: list[int] = []
+    spec = load("verifiers")[0]
     for key, node in path:
         name = f"{where}, nodes[{key}]"
-        messages = read_messages([node.get("message")], name, load("verifiers")[0], options.unread)
+        messages = read_messages([node.get("message")], name, spec, options.unread)
         ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
+        time = to_utc(node.get("timestamp"))
         for entry in messages:
-            entry.time = to_utc(node.get("timestamp"))
+            entry.time = time
             if entry.role == "assistant":
                 entry.trained = _is_turn(node) and key not in shared
                 entry.finish = finishes.get(key)
