@@ -91,16 +91,15 @@ def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
 
 
 def _leaves(key: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and depth and value and not value.keys() >= {"bytes", "path"} and not _is_whole(value):
+    """Yield the values below a key; an object that is a call, a message or a file is one value."""
+    is_whole = isinstance(value, dict) and (
+        _is_call(value) or ("role" in value and len(value) > 1) or {"bytes", "path"} <= value.keys()
+    )
+    if isinstance(value, dict) and depth and value and not is_whole:
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner, depth - 1)
     elif value not in (None, "", [], {}):
         yield key, value
-
-
-def _is_whole(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a call or a message, which is counted as such."""
-    return _is_call(value) or ("role" in value and len(value) > 1)
 
 
 def _evidence(value: Any) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from etpi_assets.importers import rows
 from etpi_assets.importers.rows import Row
 from etpi_assets.importers.sessions import jsonl_units
-from etpi_assets.importers.source import Unreadable, field, parse_json, text_field
+from etpi_assets.importers.source import Unreadable, attempt, field, parse_json, text_field
 from etpi_resources.inside import open_file
 
 count_rows = rows.count_rows
@@ -94,10 +94,7 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
         offset = 0
         for line in file:
             if b'"custom_id"' in line and b'"body"' in line:
-                try:
-                    row = parse_json(line, path.name)
-                except Unreadable:
-                    row = None
+                row = attempt(parse_json, line, path.name)
                 if (name := text_field(row, "custom_id") or "") in wanted and text_field(row, "url"):
                     places.setdefault(name, []).append((path, offset))
             offset += len(line)

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +53,14 @@ def read_json(path: Path) -> Any:
     if len(data) > MOST_ROW_BYTES:
         raise too_large(path.name)
     return parse_json(data, path.name)
+
+
+def attempt(read: Callable[..., Any], *given: Any) -> Any:
+    """Return what a function reads, or the Unreadable that it raises."""
+    try:
+        return read(*given)
+    except Unreadable as refused:
+        return refused
 
 
 def too_large(name: str) -> Unreadable:
