@@ -156,7 +156,7 @@ def read_messages(
     out, rules = list[Message](), spec.data.get("skip", ())
     for index, raw in enumerate(value):
         if not rules or not any(_has_constants(raw, rule) for rule in rules):
-            _read(raw, out, what, index, spec, unread)
+            read_message(raw, out, what, index, spec, unread)
     return out
 
 
@@ -176,8 +176,8 @@ def _written(text: str) -> list[Any] | None:
     return items if is_list else None
 
 
-def _read(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unread: Unread) -> None:
-    """Read one message, and add it and the results in it to a list."""
+def read_message(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unread: Unread) -> None:
+    """Read message `index` of a list, and add it and the results in it to `out`. Raises as `read_messages`."""
     if type(raw) is not dict:
         as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
     if "role" not in raw:  # nearly all have it

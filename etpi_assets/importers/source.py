@@ -55,10 +55,10 @@ def read_json(path: Path) -> Any:
     return parse_json(data, path.name)
 
 
-def attempt(read: Callable[..., Any], *given: Any) -> Any:
+def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function reads, or the Unreadable that it raises."""
     try:
-        return read(*given)
+        return read(*arguments)
     except Unreadable as refused:
         return refused
 
