@@ -28,7 +28,8 @@ def below(path: str) -> str:
 
 def leads_inside(path: Path, folder: Path) -> bool:
     """Return whether a path is in a folder when all links are followed."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))  # Path.resolve raises in a loop
+    inside = os.path.realpath(folder)  # Path.resolve raises in a loop
+    return os.path.commonpath([inside, os.path.realpath(path)]) == inside
 
 
 def open_file(path: Path) -> BufferedReader:

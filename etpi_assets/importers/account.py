@@ -6,18 +6,20 @@ Only evidence is counted, so counts of parts of an import add up.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from etpi_assets.importers.spec import Unread
+from etpi_assets.trajectories.records import exit_kind
 
 _NAMED = {
     "loss": re.compile(r"(^|_)(train|training|trainable|trained|loss|mask|masked|weight|learn|ignore)(_|$)", re.I),
     "verdict": re.compile(r"reward|score|pass|resolv|success|correct|verif|grade|result|outcome|solved|fail", re.I),
-    "system": re.compile(r"system|instruction|persona|preamble", re.I),
+    "system": re.compile(r"system|instruction|persona|preamble|developer", re.I),
     "media": re.compile(r"image|video|audio|picture|media|screenshot", re.I),
+    "exit": re.compile(r"(^|_)(exit|stop|end|ended|finish|terminat\w*|state|status)(_|$)", re.I),
 }
 """Kind of a key -> words of its name."""
 _MEDIA = re.compile(r"data:(?:image|video|audio)/|\S+\.(?:png|jpe?g|webp|gif|mp4|wav|mp3)(?:[?#]\S*)?\Z", re.I)
@@ -26,8 +28,8 @@ _SYSTEM = re.compile(r"\s*(?:You are|You're|Your task|# ?(?:Role|Instructions)|A
 _TRUE, _FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no")
 _VERDICTS = frozenset(("pass", "passed", "fail", "failed", "correct", "incorrect", "success", "failure", "resolved"))
 _REWARDED = "read reward"
-_WORDS = 3
-"""Words from which a value is text."""
+_WORDS, _STATUS = 3, 100
+"""Words from which a value is text, and characters of one that may say how a run ended."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Finding:
         where: "row", "message", "call", or "event" for a key of a program's log or an environment's facts.
         key: its name, with dots within objects.
         count: its occurrences with a value.
-        kind: what the values look like: media, messages, system, verdict, loss, flag, calls, text, number or other.
+        kind: what the values look like: media, messages, system, verdict, loss, exit, flag, calls, text, number, other.
         stops: the import stops until a format or `options.ignore` names it; never for events.
     """
 
@@ -58,7 +60,7 @@ class Finding:
 class Account:
     """Evidence by (where, key)."""
 
-    evidence: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    evidence: defaultdict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def counting(self, ignore: Sequence[str]) -> Unread:
         """Return the function that readers call; names in `ignore` are not counted."""
@@ -68,9 +70,9 @@ class Account:
             for name, inner in _leaves(key, value, 2):
                 full = name if where == "row" else f"{where}.{name}"
                 if full not in ignored and key not in ignored and f"{where}.{key}" not in ignored:
-                    counts = self.evidence.setdefault((where, name), Counter())
-                    counts["count"] += 1
-                    counts.update(_evidence(inner))
+                    counts = self.evidence[where, name]
+                    for word in ("count", *_evidence(inner)):
+                        counts[word] += 1
 
         return count
 
@@ -94,16 +96,15 @@ def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
 
 
 def _leaves(key: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and depth and value and not value.keys() >= {"bytes", "path"} and not _is_whole(value):
+    """Yield the values below a key; an object that is a call, a message or a file is one value."""
+    is_whole = isinstance(value, dict) and (
+        _is_call(value) or ("role" in value and len(value) > 1) or {"bytes", "path"} <= value.keys()
+    )
+    if isinstance(value, dict) and depth and value and not is_whole:
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner, depth - 1)
     elif value not in (None, "", [], {}):
         yield key, value
-
-
-def _is_whole(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a call or a message, which is counted as such."""
-    return _is_call(value) or ("role" in value and len(value) > 1)
 
 
 def _evidence(value: Any) -> set[str]:
@@ -128,9 +129,10 @@ def _evidence(value: Any) -> set[str]:
         return {"media"}
     if lowered in _VERDICTS:
         return {"verdict", "true" if lowered in ("pass", "passed", "correct", "success", "resolved") else "false"}
+    broken = set[str]() if exit_kind(value[:_STATUS]) == "ended" else {"broken"}
     if len(value.split()) >= _WORDS and not _CODED.match(value):
-        return {"words", "system"} if _SYSTEM.match(value) else {"words"}
-    return {"other"}
+        return ({"words", "system"} if _SYSTEM.match(value) else {"words"}) | broken
+    return {"other"} | broken
 
 
 def _is_call(value: Mapping[str, Any]) -> bool:
@@ -153,6 +155,8 @@ def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
         return "messages", True
     if counts["system"] and where == "row":
         return "system", True
+    if counts["broken"] and named == "exit" and where == "row":
+        return "exit", True
     if flags >= count:
         if of_message:
             return named or "flag", named in ("loss", "media") or (varies and named is None)

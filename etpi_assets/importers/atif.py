@@ -28,6 +28,7 @@ from etpi_assets.importers.source import (
     Unreadable,
     as_list,
     as_mapping,
+    attempt,
     content_hash,
     field,
     int32_field,
@@ -65,11 +66,7 @@ def documents_beside(file: Path) -> list[Path]:
     """Return the files that a document names as its continuation or as its subagents' documents."""
     if ".cont-" not in file.name and not re.search(r"traj|atif", file.name):
         return []
-    try:
-        value = read_json(file)
-    except Unreadable:
-        return []
-    if not claims(value):
+    if not claims(value := attempt(read_json, file)):
         return []
     names = [text_field(value, "continued_trajectory_ref"), *(path for path, _ in _subagent_refs(value))]
     return sorted({other for name in names if name and (other := _referenced_file(file, name)) is not None})

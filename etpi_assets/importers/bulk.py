@@ -258,7 +258,7 @@ class _PartWriter:
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
         for name, table in tables.items():
-            self._writers[name].write_table(table.replace_schema_metadata().cast(storage_schema(name)))
+            self._writers[name].write_table(pa.Table.from_arrays(table.columns, schema=storage_schema(name)))
 
     def __exit__(self, kind: object, *_: object) -> None:
         for name in _NAMES:

@@ -70,7 +70,9 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
 
 
 def _id(value: Any) -> str | None:
-    return str(value) if isinstance(value, str | int) and value != "" else None
+    if type(value) is str:  # nearly all
+        return value or None
+    return str(value) if isinstance(value, int) else None
 
 
 def _normal(name: str, arguments: Any, call_id: str | None) -> ToolCall:
@@ -130,8 +132,10 @@ def _tools(value: Any, what: str, spec: Spec) -> list[dict[str, Any]] | None:
         return None
     if isinstance(value, dict):
         value = spec.first("tool", "list", value) or value
-    if isinstance(value, dict) and all(isinstance(v, dict) and "name" in v for v in value.values()):
-        value = list(value.values())
+    paths = [*spec.paths["tool"]["function"], *spec.paths["tool"]["parameters"]]
+    known = {"name", "description", *(path[0] for path in paths)}
+    if isinstance(value, dict) and all(isinstance(v, dict) and not known.isdisjoint(v) for v in value.values()):
+        value = [{"name": name, **schema} for name, schema in value.items()]
     if not isinstance(value, list):
         raise Unreadable("unknown_form", f"{what} is no array of schemas")
     if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in value):
@@ -154,6 +158,8 @@ def _schemas(tool: dict[str, Any], spec: Spec) -> Iterable[dict[str, Any]]:
         raise Unreadable("unknown_form", f"a schema's function is {type(inner).__name__}, expected an object")
     if inner is tool:  # flat, as the Responses API, Anthropic and MCP have it
         if not isinstance(inner.get("name"), str):
+            if any(field(held, "name") for held in inner.values()):
+                raise Unreadable("unknown_form", f"a schema is under an unknown key; it has {', '.join(inner)}")
             return []  # of a tool that the provider runs
         inner = {key: v for key, v in inner.items() if key != "type" and v is not None}
     parameters = next((v for path in paths["parameters"] if isinstance(v := at(inner, path), dict)), None)
@@ -274,8 +280,10 @@ def _kind_of(part: Mapping[str, Any], spec: Spec) -> tuple[str | None, str | Non
     for path in spec.paths["part"]["kind"]:
         if path == ("@key",):
             kinds = [spec.kinds[key] for key in part if key in spec.kinds and part[key] not in (None, False)]
-            if kinds:  # what the text is, where another key says it
-                return next((kind for kind in kinds if kind != "text"), "text"), None
+            if len(kinds) > 1:  # another key says what the text is
+                kinds = [kind for kind in kinds if kind != "text"] or kinds
+            if kinds:
+                return kinds[0], None
         elif isinstance(written := at(part, path), str):
             for prefix, kind in spec.globs if written not in spec.kinds else ():
                 if written.startswith(prefix):

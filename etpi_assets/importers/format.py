@@ -87,7 +87,7 @@ class Format:
         rank: of several formats that claim a folder, the one of the lowest rank is detected.
         claims: whether a folder or file holds the format.
         units: the inputs below a root, sorted: run folders or files.
-        count: the number of rollouts and refusals of a unit, without parsing them.
+        count: the number of rollouts and refusals of a unit, without parsing them; None: each unit is one.
         read: (unit, root, options) -> the rollouts and refusals of a unit.
         names: endings of files that are the format's whatever they hold.
         of_folders: a unit is a folder.
@@ -100,7 +100,7 @@ class Format:
     rank: int
     claims: Callable[[DetectionInput], bool]
     units: Callable[[Path], list[Path]]
-    count: Callable[[Path], int]
+    count: Callable[[Path], int] | None
     read: Callable[[Path, Path, Options], Iterator[ImportResult]]
     names: tuple[str, ...] = ()
     of_folders: bool = False
@@ -117,7 +117,7 @@ class Format:
 
     def found(self, unit: Path, root: Path) -> int:
         """Return the number of `results`, without parsing them."""
-        return 1 if _link_out(unit, root) else self.count(unit)
+        return 1 if self.count is None or _link_out(unit, root) else self.count(unit)
 
 
 def _link_out(unit: Path, root: Path) -> Path | None:
@@ -152,7 +152,7 @@ def run_format(
             item.rollout_id = item.rollout_id or content_hash(source, [unit])
         yield item
 
-    return Format(name, doc, rank, claims, units, lambda unit: 1, read, names, of_folders)
+    return Format(name, doc, rank, claims, units, None, read, names, of_folders)
 
 
 def row_format(

@@ -30,9 +30,11 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     facts: dict[str, Any] = {}
     session, seen = Session(unit.name.partition(".")[0]), set[str]()
     for role, messages in _histories(records, unit, facts):
-        count_keys(messages, "gemini_cli", options.unread)
-        entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
-        seen.update(name for m in messages if (name := text_field(m, "id")))
+        count_keys(messages.values(), "gemini_cli", options.unread)
+        entries: list[Message] = []
+        for key, message in messages.items():
+            entries += _entries(message, f"{unit.name}, {key}", key not in seen, session)
+        seen.update(key for key, message in messages.items() if "id" in message)
         is_helper = facts.get("kind") == "subagent"
         session.begin("subagent" if is_helper else role, entries, session.agent_id(role))
     if not facts:
@@ -46,8 +48,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
 
 def _histories(
     records: Sequence[Any], unit: Path, facts: dict[str, Any]
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Yield (role, messages) of each conversation; a rewind or a new list of messages begins another.
+) -> Iterator[tuple[str, dict[str, Mapping[str, Any]]]]:
+    """Yield (role, messages by id) of each conversation; a rewind or a new list of messages begins another.
 
     Args:
         facts: the session's own keys; added to.
@@ -61,16 +63,16 @@ def _histories(
         if "messages" in update:
             listed = _by_id(as_list(update["messages"], f"{unit.name}, messages"), unit)
             if not set(messages) <= set(listed):
-                yield role, list(messages.values())
+                yield role, messages
                 role = "continuation"
             messages = listed
         elif target := text_field(line, "$rewindTo"):
-            yield role, list(messages.values())
+            yield role, messages
             kept = list(messages)[: list(messages).index(target)] if target in messages else []
             role, messages = "branch", {name: messages[name] for name in kept}
         elif text_field(line, "id"):
             messages |= _by_id([line], unit)
-    yield role, list(messages.values())
+    yield role, messages
 
 
 def _by_id(values: Sequence[Any], unit: Path) -> dict[str, Mapping[str, Any]]:
@@ -78,7 +80,7 @@ def _by_id(values: Sequence[Any], unit: Path) -> dict[str, Mapping[str, Any]]:
     return {text_field(message, "id") or f"message {number}": message for number, message in enumerate(messages)}
 
 
-def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Session) -> Iterator[Message]:
+def _entries(message: Mapping[str, Any], name: str, is_own: bool, session: Session) -> Iterator[Message]:
     kind, at = message.get("type"), to_utc(message.get("timestamp"))
     if kind in _SILENT:
         return
@@ -90,7 +92,6 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
         if content.text or not content.results:  # results of the calls before are there again
             yield Message("user", content.text, time=at)
         return
-    is_own = text_field(message, "id") not in seen
     if is_own:
         session.add_response(text_field(message, "model"), message.get("tokens"))
     held = message.get("toolCalls") or []

@@ -155,10 +155,18 @@ def read_messages(
         value = without_padding(value)  # only tables give the user's messages a key for calls
     out, rules = list[Message](), spec.data.get("skip", ())
     for index, raw in enumerate(value):
-        # A rule skips messages whose keys have its constants, "*" for any.
-        if not any(all(bool(field(raw, k)) if v == "*" else field(raw, k) == v for k, v in r.items()) for r in rules):
-            _read(raw, out, what, index, spec, unread)
+        if not rules or not any(_has_constants(raw, rule) for rule in rules):
+            read_message(raw, out, what, index, spec, unread)
     return out
+
+
+def _has_constants(raw: Any, rule: Mapping[str, str]) -> bool:
+    """Return whether a message has a rule's constants under their keys, "*" for any value."""
+    for key, constant in rule.items():
+        value = field(raw, key)
+        if value != constant and not (value and constant == "*"):
+            return False
+    return True
 
 
 def _written(text: str) -> list[Any] | None:
@@ -168,8 +176,8 @@ def _written(text: str) -> list[Any] | None:
     return items if is_list else None
 
 
-def _read(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unread: Unread) -> None:
-    """Read one message, and add it and the results in it to a list."""
+def read_message(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unread: Unread) -> None:
+    """Read message `index` of a list, and add it and the results in it to `out`. Raises as `read_messages`."""
     if type(raw) is not dict:
         as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
     if "role" not in raw:  # nearly all have it

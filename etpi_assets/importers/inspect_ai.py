@@ -18,6 +18,7 @@ from etpi_assets.importers.source import (
     Unreadable,
     as_list,
     as_mapping,
+    attempt,
     check_ratio,
     field,
     no_run,
@@ -70,11 +71,11 @@ def _archived(unit: Path) -> Iterator[tuple[int, Any]]:
     with _opened(unit) as archive:
         names = _names(archive)
         start = next((name for name in (_HEAD, _STARTED) if name in archive.NameToInfo), None)
-        head: Any = _entry(archive, start, unit) if start else {}
+        head: Any = attempt(_entry, archive, start, unit) if start else {}
         if not names:
             raise _empty(unit, head)
         for number, name in enumerate(names):
-            sample = head if isinstance(head, Unreadable) else _entry(archive, name, unit)
+            sample = head if isinstance(head, Unreadable) else attempt(_entry, archive, name, unit)
             yield number, sample if isinstance(sample, Unreadable) else {"log": head, "sample": sample}
 
 
@@ -100,15 +101,8 @@ def _names(archive: zipfile.ZipFile) -> list[str]:
     return sorted(name for name in names if name.count("/") == 1 or name.endswith("/sample.json"))
 
 
-def _entry(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
-    """Return an entry's object, or its refusal: `bad_zip`, `decompression_bomb`, `too_large`, or as `parse_json`."""
-    try:
-        return as_mapping(_read(archive, name, unit), name)
-    except Unreadable as refused:
-        return refused
-
-
-def _read(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
+def _entry(archive: zipfile.ZipFile, name: str, unit: Path) -> Mapping[str, Any]:
+    """Return an entry's object. Raises Unreadable: `bad_zip`, `decompression_bomb`, `too_large`, or as `parse_json`."""
     info = archive.NameToInfo[name]
     if name.count("/") > 1:
         raise Unreadable(
@@ -122,7 +116,7 @@ def _read(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
     check_ratio(len(data), unit)
     if len(data) > MOST_ROW_BYTES:
         raise too_large(f"{unit.name}, {name}")
-    return parse_json(data, f"{unit.name}, {name}")
+    return as_mapping(parse_json(data, f"{unit.name}, {name}"), name)
 
 
 def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:

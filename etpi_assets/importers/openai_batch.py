@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from etpi_assets.importers import rows
 from etpi_assets.importers.rows import Row
 from etpi_assets.importers.sessions import jsonl_units
-from etpi_assets.importers.source import Unreadable, bytes_of, field, parse_json, text_field
+from etpi_assets.importers.source import Unreadable, attempt, field, parse_json, text_field
 from etpi_resources.inside import open_file
 
 count_rows = rows.count_rows
@@ -53,23 +52,25 @@ def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
                 yield number, {"answer": row, **({"request": request} if isinstance(request, dict) else {})}
 
 
-_Places = dict[str, dict[bytes, tuple[Path, int]]]
-"""`custom_id` -> digest of each different body -> the first file and offset of it."""
+_Places = dict[str, list[tuple[Path, int]]]
+"""`custom_id` -> (file, offset) of each request."""
 
 
 def _request(row: Any, places: _Places) -> Any:
     """Return the body of an answer's request; an Unreadable if several have its id, None if none has."""
     name = text_field(row, "custom_id") or ""
-    matching = list(places.get(name, {}).values())
-    if len(matching) > 1:
-        files = " and ".join(sorted({path.name for path, _ in matching}))
-        remedy = "move the answers of each batch into a folder with their requests"
-        return Unreadable("ambiguous_request", f"{files} have different requests {name!r}; {remedy}")
+    matching, bodies = places.get(name, ()), list[Any]()
     for path, offset in matching:
         with open_file(path) as file:
             file.seek(offset)
-            return field(parse_json(file.readline(), path.name), "body")
-    return None
+            body = field(parse_json(file.readline(), path.name), "body")
+        if body not in bodies:
+            bodies.append(body)
+    if len(bodies) > 1:
+        files = " and ".join(sorted({path.name for path, _ in matching}))
+        remedy = "move the answers of each batch into a folder with their requests"
+        return Unreadable("ambiguous_request", f"{files} have different requests {name!r}; {remedy}")
+    return next(iter(bodies), None)
 
 
 def _places(unit: Path) -> _Places:
@@ -82,8 +83,8 @@ def _places(unit: Path) -> _Places:
     whole = [places for places in files if places.keys() == wanted]
     merged: _Places = {}
     for places in whole if len(whole) == 1 else files:
-        for name, bodies in places.items():
-            merged[name] = {**bodies, **merged.get(name, {})}
+        for name, of_name in places.items():
+            merged.setdefault(name, []).extend(of_name)
     return merged
 
 
@@ -93,12 +94,8 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
         offset = 0
         for line in file:
             if b'"custom_id"' in line and b'"body"' in line:
-                try:
-                    row = parse_json(line, path.name)
-                except Unreadable:
-                    row = None
+                row = attempt(parse_json, line, path.name)
                 if (name := text_field(row, "custom_id") or "") in wanted and text_field(row, "url"):
-                    digest = sha256(bytes_of(field(row, "body"))).digest()
-                    places.setdefault(name, {}).setdefault(digest, (path, offset))
+                    places.setdefault(name, []).append((path, offset))
             offset += len(line)
     return places

@@ -40,18 +40,17 @@ def response_messages(items: Iterable[Any], what: str, *, is_context: bool = Fal
         kind = text_field(item, "type") or ("message" if "role" in item else "")
         if kind in _SILENT:
             continue
-        at = to_utc(item.get("timestamp"))
         role = "assistant" if kind in _CALLS or kind == "reasoning" else "tool"
         if kind == "message":
             known = role_of(item.get("role"), name)
             role = "assistant" if known == "calls" else known
         if role == "assistant":
             if not is_open:
-                entries.append(Message("assistant", "", time=at, trained=not is_context))
+                entries.append(Message("assistant", time=to_utc(item.get("timestamp")), trained=not is_context))
             _add(entries[-1], kind, item, name)
             is_open = entries[-1].output_ids is None
             continue
-        is_open = False
+        is_open, at = False, to_utc(item.get("timestamp"))
         if kind in ("message", "agent_message"):  # of another agent
             role = role if kind == "message" else "user"
             entries.append(Message(role, content_text(item.get("content"), name), time=at))

@@ -16,6 +16,7 @@ from typing import Any
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
     Unreadable,
+    attempt,
     check_ratio,
     open_bytes,
     parse_json,
@@ -139,7 +140,7 @@ def _plain_name(path: Path) -> str:
 
 def _line_rows(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(raw_lines(path)):
-        yield number, line if isinstance(line, Unreadable) else _parsed(line, f"{path.name}, row {number}")
+        yield number, line if isinstance(line, Unreadable) else attempt(parse_json, line, f"{path.name}, row {number}")
 
 
 def raw_lines(path: Path) -> Iterator[bytes | Unreadable]:
@@ -165,25 +166,15 @@ def raw_lines(path: Path) -> Iterator[bytes | Unreadable]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield an array's items, an object as one row, or one object per line."""
-    try:
-        value = read_json(path)
-    except Unreadable as refused:
-        if refused.reason == "bad_json" and "Extra data" in refused.detail:
-            yield from _line_rows(path)
-            return
-        value = refused
+    value = attempt(read_json, path)
+    if isinstance(value, Unreadable) and value.reason == "bad_json" and "Extra data" in value.detail:
+        yield from _line_rows(path)
+        return
     if isinstance(value, list):
         yield from enumerate(value)
         value = Unreadable("empty", f"{path.name} is an array of nothing") if not value else None
     if value is not None:
         yield 0, value
-
-
-def _parsed(line: bytes, name: str) -> Any:
-    try:
-        return parse_json(line, name)
-    except Unreadable as refused:
-        return refused
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:

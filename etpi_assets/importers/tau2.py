@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, no_run, read_json
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, attempt, no_run, read_json
 from etpi_assets.importers.spec import load
 
 _FOLDER = "simulations"
@@ -35,8 +35,6 @@ def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     if not simulations and not files:
         raise Unreadable("empty", f"{unit.name} has no simulations")
     for number, simulation in enumerate(simulations or files):
-        try:
-            value = read_json(simulation) if isinstance(simulation, Path) else simulation
-            yield number, {"info": document.get("info"), "simulation": value}
-        except Unreadable as refused:
-            yield number, refused
+        value = attempt(read_json, simulation) if isinstance(simulation, Path) else simulation
+        is_read = not isinstance(value, Unreadable)
+        yield number, {"info": document.get("info"), "simulation": value} if is_read else value

@@ -11,7 +11,7 @@ from typing import Any
 
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, set_ids
 from etpi_assets.importers.format import Row
-from etpi_assets.importers.generic import read_messages
+from etpi_assets.importers.generic import read_message
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
@@ -25,7 +25,7 @@ _LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
-    Raises Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
+    Raises Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_message`.
     """
     traces = _listed({"traces": [row], **row}, "traces", where)
     errors = "; ".join(text for t in (row, *traces) for e in _listed(t, "errors", where) if (text := _error(e)))
@@ -107,12 +107,14 @@ def _entries(
 ) -> list[Message]:
     entries: list[Message] = []
     before: list[int] = []
+    spec = load("verifiers")[0]
     for key, node in path:
-        name = f"{where}, nodes[{key}]"
-        messages = read_messages([node.get("message")], name, load("verifiers")[0], options.unread)
+        name, messages = f"{where}, nodes[{key}]", list[Message]()
+        read_message(node.get("message"), messages, f"{where}, nodes", int(key), spec, options.unread)
         ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
+        time = to_utc(node.get("timestamp"))
         for entry in messages:
-            entry.time = to_utc(node.get("timestamp"))
+            entry.time = time
             if entry.role == "assistant":
                 entry.trained = _is_turn(node) and key not in shared
                 entry.finish = finishes.get(key)

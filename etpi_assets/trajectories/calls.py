@@ -29,10 +29,10 @@ class ToolCall:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the call as lakes hold it: `{"id", "type", "function": {"name", "arguments"}}`, without nulls."""
-        function = {"name": self.name, "arguments": self.raw if self.why else self.arguments}
-        if not self.name:
-            del function["name"]
-        return ({"id": self.id} if self.id else {}) | {"type": "function", "function": function}
+        arguments = self.raw if self.why else self.arguments
+        function = {"name": self.name, "arguments": arguments} if self.name else {"arguments": arguments}
+        call = {"type": "function", "function": function}
+        return {"id": self.id, **call} if self.id else call
 
     @property
     def parsed(self) -> ParsedCall:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,7 @@ class SchemaMismatch(ValueError):
     """A table that does not fit its schema; the message names table, column, both types and the remedy."""
 
 
+@cache
 def storage_schema(name: str) -> pa.Schema:
     """Return the stored schema: without column descriptions, so that rewording one changes no bytes."""
     if name not in TABLES:
@@ -42,11 +44,12 @@ def conform(name: str, data: pa.Table) -> pa.Table:
     """
     schema = storage_schema(name)
     columns: list[pa.ChunkedArray] = []
-    faults = [f"column {c!r} is not in the schema" for c in data.column_names if c not in schema.names]
-    if len(set(data.column_names)) < data.num_columns:
-        faults.append(f"column names repeat: {data.column_names}")
+    names, known = data.column_names, set(schema.names)  # Arrow makes these lists at every use
+    faults = [f"column {c!r} is not in the schema" for c in names if c not in known]
+    if len(set(names)) < len(names):
+        faults.append(f"column names repeat: {names}")
     for field in schema:
-        if data.column_names.count(field.name) != 1:
+        if names.count(field.name) != 1:
             faults.append(f"column {field.name!r} ({field.type}) is missing")
             continue
         column = data.column(field.name)

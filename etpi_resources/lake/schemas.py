@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Table:
     row: str
     columns: tuple[tuple[str, pa.DataType, str], ...]
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         return pa.schema([pa.field(n, t, metadata={"description": d}) for n, t, d in self.columns])
 

@@ -104,6 +104,9 @@ FLAT = {"name": "run", "parameters": SCHEMA["function"]["parameters"]}
     [
         [FLAT],
         {"run": FLAT},
+        {"run": {"parameters": FLAT["parameters"]}},
+        {"run": {"function": FLAT}},
+        [{"toolSpec": {"name": "run", "inputSchema": {"json": FLAT["parameters"]}}}],
         {"functions": [FLAT]},
         json.dumps([SCHEMA]),
         [json.dumps(FLAT)],
@@ -113,12 +116,24 @@ FLAT = {"name": "run", "parameters": SCHEMA["function"]["parameters"]}
         [{"type": "function", "function": {"name": "run", "signature": FLAT["parameters"]}}],
         [{"name": "run", "input_schema": FLAT["parameters"], "cache_control": {"type": "ephemeral"}}],
         [{"functionDeclarations": [FLAT]}],
-        [FLAT, {"type": "web_search"}],
+        [FLAT, {"type": "web_search"}, {"google_search": {}}],
     ],
 )
 def test_every_shape_of_schemas_is_offered_as_chat_clients_send_them(tmp_path: Path, tools: Any) -> None:
     (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], "tools": tools}]))
     assert item.tools == [SCHEMA]
+
+
+@pytest.mark.parametrize("key", ["tool_spec", "definition"])
+def test_schema_under_a_key_that_no_path_reads_is_refused(tmp_path: Path, key: str) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], "tools": [{key: FLAT}]}]))
+    assert isinstance(item, RejectedInput) and item.reason == "unknown_form" and key in item.detail
+
+
+@pytest.mark.parametrize("key", ["message", "data"])
+def test_message_within_an_object_of_its_own_is_read(tmp_path: Path, key: str) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [{"at": 1, key: m} for m in chat()]}]))
+    assert talk(item) == TURNS
 
 
 @pytest.mark.parametrize(
@@ -156,10 +171,11 @@ def test_repository_of_an_id_with_an_attempt(tmp_path: Path, task: str, repo: st
     ("status", "kept", "error"),
     [("completed", "Submitted", None), ("success", "Submitted", None), ("RateLimitError", "RateLimitError", NO_ACTION)],
 )
+@pytest.mark.parametrize("key", ["exit_status", "termination_reason", "stop_reason"])
 def test_answer_in_words_ends_a_run_whose_status_says_that_it_ended(
-    tmp_path: Path, status: str, kept: str, error: str | None
+    tmp_path: Path, key: str, status: str, kept: str, error: str | None
 ) -> None:
-    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], "exit_status": status}]))
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], key: status}]))
     assert (item.agents[0].exit_status, item.agents[0].turns[0].parse_error) == (kept, error)
 
 
@@ -250,6 +266,11 @@ def row(message: Any = None, **columns: Any) -> dict[str, Any]:
         ([row(all_passed=True, reward=1), row(all_passed=False)], "all_passed", "verdict", True),
         ([row(all_passed=True, reward=1), row(all_passed=False, reward=0.5)], "all_passed", "verdict", False),
         ([row(judge_failed=False, resolved=True)], "judge_failed", "verdict", False),
+        ([row(developer_prompt="Be short with sailors")], "developer_prompt", "system", True),
+        ([row(end_state="done"), row(end_state="crashed")], "end_state", "exit", True),
+        ([row(info={"end_note": "Reached the step limit."})], "info.end_note", "exit", True),
+        ([row(end_state="done")], "end_state", "exit", False),
+        ([row(remark="crashed")], "remark", "other", False),
         ([row(summary="The boat was moored at noon")], "summary", "text", False),
         ([row(outcome="odd")], "outcome", "verdict", False),
         ([row(cost=0.3)], "cost", "number", False),
