@@ -142,22 +142,18 @@ PINNED = "base_is_pinned"
 
 def pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a base that etpi did not train, and whether it is pinned."""
-    return {"hub": hub_pointer, "path": path_pointer, "package": package_pointer}[base.kind](base)
+    return path_pointer(base) if base.kind == "path" else named_pointer(base)
 
 
-def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """Return the checkpoint_id and path of a package's model, which its name pins. Nothing is fetched here."""
-    name = base.name_in_package
+def named_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
+    """Return the checkpoint_id and path of the base of a hub or a package, and whether its name pins it. Nothing is
+    downloaded here."""
+    package = base.kind == "package"
+    name = base.name_in_package if package else base.name_in_hub
     row = {"checkpoint_id": hashlib.sha256(name.encode()).hexdigest()[:16], "path": name}
-    return row, outcome(PINNED, True, case="package", base=base)
-
-
-def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
-    row = {"checkpoint_id": hashlib.sha256(base.name_in_hub.encode()).hexdigest()[:16], "path": base.name_in_hub}
-    pinned = bool(COMMIT.fullmatch(base.revision or ""))
-    figures = {} if pinned else {"revision": base.revision}
-    return row, outcome(PINNED, pinned, figures, case="commit" if pinned else "branch", base=base)
+    pinned = package or bool(COMMIT.fullmatch(base.revision or ""))
+    case = "package" if package else "commit" if pinned else "branch"
+    return row, outcome(PINNED, pinned, {} if pinned else {"revision": base.revision}, case=case, base=base)
 
 
 def path_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:

@@ -39,7 +39,7 @@ def test_rollouts_come_from_the_base_under_the_grammar_four_per_task():
 
 def test_experiment_resolves_and_its_base_is_pinned(tmp_path: Path):
     assert {step.state for step in plan(NAME, SPECS, Lake(tmp_path))} == {"missing"}
-    row, pinned = checkpoints.hub_pointer(SPEC.base)
+    row, pinned = checkpoints.named_pointer(SPEC.base)
     assert pinned.passed and row["path"] == f"hub:Qwen/Qwen3.6-27B@{SPEC.base.revision}"
 
 

@@ -280,7 +280,7 @@ def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    row, _ = checkpoints.hub_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
+    row, _ = checkpoints.named_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
     assert checkpoint_folder(tmp_path, row["path"]) == tmp_path
     assert asked["repo"] == "a/b" and asked["revision"] == "c" * 40
     assert not any(p.endswith((".bin", ".pt", ".pkl")) for p in asked["patterns"]), "pickled weights run code"
