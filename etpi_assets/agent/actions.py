@@ -92,7 +92,8 @@ _FURTHER = {"description": "Run a command.", "is_background": False}
 
 def next_turn(request: Request, commands: Sequence[str]) -> str:
     """Return the turn of a script that runs these commands, one a turn, through the shell that the request offers, and
-    then submits: by a command, or in a harness with tools of its own by an answer without a call."""
+    then submits: by a command, or in a harness with tools of its own by an answer without a call. Harnesses read calls
+    in the form of the student's template, `request.privileged["form"]`."""
     tools = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in request.tools}
     shell = next((name for name in tools if name in _COMMAND_OF), "bash")
     turn = sum(message["role"] == "assistant" for message in request.messages)
@@ -100,7 +101,8 @@ def next_turn(request: Request, commands: Sequence[str]) -> str:
         return "Done."
     command = commands[turn] if turn < len(commands) else f"echo {SUBMIT}"
     further = {name: _FURTHER[name] for name in tools.get(shell, {}).get("required", ()) if name in _FURTHER}
-    return xml_call(Call(shell, {_COMMAND_OF[shell]: command, **further}))
+    call, form = Call(shell, {_COMMAND_OF[shell]: command, **further}), request.privileged.get("form")
+    return form.render([call]) if form else xml_call(call)
 
 
 def after_think(content: str) -> str:

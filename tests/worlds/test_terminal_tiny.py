@@ -26,7 +26,6 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.real_harnesses import HARNESS, section
 
-CHAT = load_chat_format("tiny")
 FAMILY = load_family("terminal_tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 2 * len(KINDS)))
 AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_steps=1)
@@ -167,16 +166,19 @@ def test_suite_of_some_programs_has_their_requests_alone():
         list(FAMILY.load("s", 0, {"programs": ["awk"]}))
 
 
-@pytest.mark.parametrize(("wrong_verb", "reward"), [(0.0, 1.0), (1.0, 0.0)])
-def test_teacher_acts_in_a_harness_by_its_skill(tmp_path, wrong_verb, reward):
+@pytest.mark.parametrize(
+    ("wrong_verb", "reward", "template"), [(0.0, 1.0, "tiny"), (1.0, 0.0, "tiny"), (0.0, 1.0, "qwen3")]
+)
+def test_teacher_acts_in_a_harness_by_its_skill(tmp_path, wrong_verb, reward, template):
+    chat = load_chat_format(template)
     (tmp_path / "harness.py").write_text(HARNESS)
     for path in (tmp_path, *tmp_path.parents):
         if path.is_relative_to("/tmp") and str(path) != "/tmp":
             path.chmod(0o755)
     env = {"BASE": "{base_url}/v1", "KEY": "{key}"}
     more = {"version": "1", "command": "python3 -B {folder}/harness.py {task_file}", "env": env}
-    engine = ScriptedEngine(TerminalTinyPolicy(TerminalSkill(wrong_verb=wrong_verb)), CHAT, "t")
-    runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
+    engine = ScriptedEngine(TerminalTinyPolicy(TerminalSkill(wrong_verb=wrong_verb)), chat, "t")
+    runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), chat)
     job = RolloutJob(TASKS[0], section("custom", str(tmp_path), **more), Identity("k", "set", "scripted"))
     record = run_harness(job, runtime)
     assert record.error is None and record.outcome and record.outcome["reward"] == reward
