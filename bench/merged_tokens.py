@@ -91,7 +91,7 @@ def main() -> None:
 
     from etpi_assets.curation.merge import merge_savings
     from etpi_resources.prefix_tree import PrefixTree
-    from etpi_resources.trainers.workers.packing import pack
+    from etpi_resources.trainers.workers.plan import pack
 
     messages = recorded()
     for history in HISTORIES:

@@ -132,7 +132,7 @@ class Examiner:
             records = [r for name, r in block.records.items() if (name in block.ids) is is_ids]
             if records:
                 chains += self._examine(records, block, is_ids)
-        block.report.unread, self._account.evidence = self._account.evidence, {}
+        block.report.unread, self._account.evidence = self._account.evidence, defaultdict(Counter)
         return block.report, chains, block.firsts
 
     def _read(self, item: RawRow | ImportResult, block: _Block) -> None:

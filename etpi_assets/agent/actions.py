@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from etpi_assets.agent.bash import split_command
+from etpi_assets.agent.tools import TOOLS
 from etpi_assets.trajectories.calls import ToolCall, flat_calls, stored_call, without_arguments
 from etpi_assets.trajectories.records import Action
 from etpi_resources.chat.marks import THINK, THINK_END
@@ -20,8 +21,12 @@ from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm
 from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call
 from etpi_resources.chat.tool_forms.markdown import read_fenced
 from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
+from etpi_resources.engines import Request
 
 Form = Literal["tool_calls", "xml", "hermes", "fenced", "bracket"]
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""A command that succeeds with this as its first line of output ends the agent, also in mini-swe-agent."""
 
 NO_ACTION = NO_CALL
 UNCLOSED_THINK = "the think block is not closed"
@@ -77,6 +82,27 @@ def format_action(command: str, form: Form = "xml") -> str | list[dict[str, Any]
     if form == "fenced":
         return FORMS["markdown"].render([Call("bash", {"command": command})])
     return xml_call(Call("bash", {"command": command}))
+
+
+_COMMAND_OF = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
+"""Tools that run a command, by the names that harnesses give them, and the argument that is the command."""
+_FURTHER = {"description": "Run a command.", "is_background": False}
+"""Values of further arguments that some of them require."""
+
+
+def next_turn(request: Request, commands: Sequence[str]) -> str:
+    """Return the turn of a script that runs these commands, one a turn, through the shell that the request offers, and
+    then submits: by a command, or in a harness with tools of its own by an answer without a call. Harnesses read calls
+    in the form of the student's template, `request.privileged["form"]`."""
+    tools = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in request.tools}
+    shell = next((name for name in tools if name in _COMMAND_OF), "bash")
+    turn = sum(message["role"] == "assistant" for message in request.messages)
+    if turn >= len(commands) and not tools.keys() <= TOOLS.keys():
+        return "Done."
+    command = commands[turn] if turn < len(commands) else f"echo {SUBMIT}"
+    further = {name: _FURTHER[name] for name in tools.get(shell, {}).get("required", ()) if name in _FURTHER}
+    call, form = Call(shell, {_COMMAND_OF[shell]: command, **further}), request.privileged.get("form")
+    return form.render([call]) if form else xml_call(call)
 
 
 def after_think(content: str) -> str:

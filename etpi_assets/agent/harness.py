@@ -213,7 +213,7 @@ class HarnessLoop(AgentLoop):
             budget,
             session=self.record.rollout_id,
             template_kwargs=self.runtime.template_kwargs,
-            privileged={"task": self.task, "role": role, "payload": self.task.payload},
+            privileged={"task": self.task, "role": role, "payload": self.task.payload, "form": self.chat.tool_form},
         )
         return attempt, log
 

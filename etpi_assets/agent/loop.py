@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_assets.agent.actions import after_think
+from etpi_assets.agent.actions import SUBMIT, after_think
 from etpi_assets.agent.contract import read_turn
 from etpi_assets.agent.interpreter import cell_command, cell_of, published_command
 from etpi_assets.agent.mailbox import Mailbox
@@ -47,9 +47,6 @@ from etpi_resources.sandboxes import (
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
-
-SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""A command that succeeds with this as its first line of output ends the agent."""
 
 MIN_OUTPUT = 16
 """An agent ends when its prompt leaves fewer ids than this for an output: no command fits in less."""

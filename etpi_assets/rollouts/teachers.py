@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from etpi_assets.agent.actions import format_action
-from etpi_assets.agent.loop import SUBMIT
+from etpi_assets.agent.actions import next_turn
 from etpi_assets.rollouts.models import model_engine
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin
@@ -23,23 +22,20 @@ from etpi_resources.lake.lake import Lake
 
 
 def reference_policy(family: Family) -> Policy:
-    """Return a policy that runs the commands of the task's solution, one per turn, then submits.
+    """Return a policy that runs the commands of the task's solution, one per turn, then submits (`next_turn`).
 
     The solution is in the text of the turns, so `max_tokens` and `max_model_len` must have room for it.
     """
 
     def policy(request: Request) -> str:
-        task, role = request.privileged["task"], request.privileged["role"]
-        commands = [*family.solve(task, role), f"echo {SUBMIT}"]
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        return str(format_action(commands[min(turn, len(commands) - 1)]))
+        return next_turn(request, family.solve(request.privileged["task"], request.privileged["role"]))
 
     return policy
 
 
 def null_policy(request: Request) -> str:
     """Submit at once."""
-    return str(format_action(f"echo {SUBMIT}"))
+    return next_turn(request, [])
 
 
 if TYPE_CHECKING:

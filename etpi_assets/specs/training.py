@@ -10,13 +10,21 @@ from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
-from etpi_resources.engines.vllm_options import accelerators_of, named, require_allowed
+from etpi_resources.engines.vllm_options import accelerators_of, named
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Loss, Tracker
 from etpi_resources.trainers.precision import SpecDtype
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
+
+
+def _require_states_of_shards(shards: str, key: str, optimizer: str) -> None:
+    if optimizer not in SHARDED_OPTIMIZERS:
+        raise ValueError(
+            f"{shards} does not take {key} = {optimizer!r}, whose states are no shards; one of "
+            f"{', '.join(SHARDED_OPTIMIZERS)} does"
+        )
 
 
 _NO_BASE = (
@@ -161,13 +169,8 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> TrainSection:
-        if self.shards == 1 or self.method == "lora":  # an adapter is not divided, only its frozen base
-            return self
-        if self.optimizer not in SHARDED_OPTIMIZERS:
-            raise ValueError(
-                f"train.shards does not take train.optimizer = {self.optimizer!r}, whose states are no shards; "
-                f"one of {', '.join(SHARDED_OPTIMIZERS)} does"
-            )
+        if self.shards > 1 and self.method != "lora":  # an adapter is not divided, only its frozen base
+            _require_states_of_shards("train.shards", "train.optimizer", self.optimizer)
         return self
 
 
@@ -202,8 +205,6 @@ class RLSection(ServerSection):
     the weights before each round."""
     options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
-    allow_code: Annotated[bool, Omitted(False)] = False
-    """Take `options` that run code of the model's folder or of other files; also start with `etpi run --allow-code`."""
     repeatable: Annotated[bool, Omitted(False)] = False
     """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
     one thread, on a GPU by deterministic operations. For `engine = "transformers"`; its cost is in docs/rl.md."""
@@ -371,7 +372,6 @@ class RLSection(ServerSection):
             )
         if self.agent.grammar:
             raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
-        require_allowed(self.options, self.allow_code)
         if self.agent.harness and self.repeatable:
             raise ValueError(
                 "rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches"
@@ -400,11 +400,8 @@ class RLSection(ServerSection):
             raise ValueError('rl.sharded needs rl.tuning = "full": an adapter is small, so DDP trains it (remove it)')
         if self.sharded and self.engine == "transformers":
             raise ValueError('rl.sharded needs rl.engine = "vllm": no process has all weights to generate from')
-        if self.sharded and self.optimizer not in SHARDED_OPTIMIZERS:
-            raise ValueError(
-                f"rl.sharded does not take rl.optimizer = {self.optimizer!r}, whose states are no shards; "
-                f"one of {', '.join(SHARDED_OPTIMIZERS)} does"
-            )
+        if self.sharded:
+            _require_states_of_shards("rl.sharded", "rl.optimizer", self.optimizer)
         return self
 
     @property

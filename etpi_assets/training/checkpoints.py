@@ -128,13 +128,12 @@ def checkpoint_rows(
         "libraries": report.libraries,
     }
     same = {**shared, "dtype": report.dtype, "hyperparameters": json.dumps(hyperparameters, sort_keys=True)}
-    return [same | _row(checkpoint) for checkpoint in report.checkpoints]
-
-
-def _row(checkpoint: LakeCheckpoint) -> dict[str, Any]:
-    path = f"checkpoints/{checkpoint.checkpoint_id}"
-    adapter = f"{path}/adapter" if checkpoint.adapter_hash else None
-    return {**checkpoint.model_dump(), "path": path, "adapter_path": adapter}
+    rows = []
+    for checkpoint in report.checkpoints:
+        path = f"checkpoints/{checkpoint.checkpoint_id}"
+        adapter = f"{path}/adapter" if checkpoint.adapter_hash else None
+        rows.append({**same, **checkpoint.model_dump(), "path": path, "adapter_path": adapter})
+    return rows
 
 
 PINNED = "base_is_pinned"

@@ -329,20 +329,15 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
     samples, rewards = [], []
     for sample, record, statistics in rollouts:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
-        version = {"version": sample.step if sample.version is None else sample.version}
-        columns = (
-            "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
-            "read_tokens", "left_out", "untrained_tokens",
-        )  # fmt: skip
-        lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages", "turn_versions")
-        columns_of = {name: getattr(sample, name) for name in columns}
-        columns_of |= {name: getattr(sample, name) or None for name in lists}
+        columns = {name: None if value in ((), []) else value for name, value in vars(sample).items()}
+        columns["version"] = sample.step if sample.version is None else sample.version
+        del columns["scores"]
         names, values = ("policy_logprobs", "entropies", "teacher_logprobs"), () if statistics is None else statistics
         by_token: dict[str, Any] = dict(zip(names, values, strict=False))
         if len(values) == 3:
             section, gap = requests[record.seed or 0].section, float(np.mean(values[2] - values[0]))
             by_token["token_advantage"] = section.distil_weight * gap + section.outcome_weight * sample.advantage
-        samples.append(key | columns_of | by_token | version)
+        samples.append(columns | by_token | key)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

@@ -81,8 +81,12 @@ def _rollouts_recorded(
         problems.append("samples and rollouts do not match one to one")
     if wrong := sorted((wanted - scored) + (scored - wanted)):
         problems.append(f"{len(wrong)} rewards are missing or repeated, first {wrong[0]}")
-    generated, lengths = _ids_generated(tables["turns"]), _lengths(tables["rl_samples"]["policy_logprobs"])
-    untrained = Counter[str]()
+    generated, untrained = Counter[str](), Counter[str]()
+    for name, tokens in zip(
+        tables["turns"]["rollout_id"].to_pylist(), _lengths(tables["turns"], "output_ids"), strict=True
+    ):
+        generated[name] += tokens or 0
+    lengths = _lengths(tables["rl_samples"], "policy_logprobs")
     for row, trained in zip(samples, lengths, strict=True):
         name, tokens = row["rollout_id"], generated[row["rollout_id"]]
         if row["policy_tokens"] != tokens or (row["left_out"] is None and trained not in (tokens, None)):
@@ -104,16 +108,8 @@ def _rollouts_recorded(
     )
 
 
-def _ids_generated(turns: pa.Table) -> Counter[str]:
-    """Return how many ids the policy generated in each rollout's turns."""
-    generated: Counter[str] = Counter()
-    for name, tokens in zip(turns["rollout_id"].to_pylist(), _lengths(turns["output_ids"]), strict=True):
-        generated[name] += tokens or 0
-    return generated
-
-
-def _lengths(lists: pa.ChunkedArray) -> list[int | None]:
-    return pc.call_function("list_value_length", [lists]).to_pylist()
+def _lengths(table: pa.Table, column: str) -> list[int | None]:
+    return pc.call_function("list_value_length", [table[column]]).to_pylist()
 
 
 def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -30,33 +29,21 @@ def map_in_step(
     Raises:
         Exception: the error of the first item that failed.
     """
-    groups = [items[start : start + at_once] for start in range(0, len(items), at_once)]
-    return [result for group in groups for result in _group_in_step(roll_out, group, engine)]
-
-
-def _group_in_step(roll_out: Callable[[Item, Engine], Result], group: Sequence[Item], engine: Engine) -> list[Result]:
-    step = _LockStep(engine, len(group))
-    with ThreadPoolExecutor(len(group), thread_name_prefix="rollout") as pool:
-        return list(pool.map(lambda place: step.run(roll_out, group[place], place), range(len(group))))
-
-
-@dataclass
-class _Call:
-    """A rollout's requests that wait for the others'."""
-
-    requests: Sequence[Request]
-    completions: list[Completion] = field(default_factory=list)
-    error: BaseException | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    results: list[Result] = []
+    for start in range(0, len(items), at_once):
+        group = items[start : start + at_once]
+        step = _LockStep(engine, len(group))
+        with ThreadPoolExecutor(len(group), thread_name_prefix="rollout") as pool:
+            results += pool.map(partial(step.run, roll_out), group, range(len(group)))
+    return results
 
 
 class _LockStep:
     """Joins the calls of rollouts that run side by side."""
 
     def __init__(self, engine: Engine, rollouts: int) -> None:
-        self.engine = engine
-        self._live = rollouts
-        self._waiting: dict[int, _Call] = {}
+        self.engine, self._live = engine, rollouts
+        self._waiting: dict[int, tuple[Sequence[Request], Future[list[Completion]]]] = {}
         self._lock = threading.Lock()
 
     def run(self, roll_out: Callable[[Item, Engine], Result], item: Item, place: int) -> Result:
@@ -64,43 +51,29 @@ class _LockStep:
         try:
             return roll_out(item, EngineView(self.engine, partial(self.complete, place)))
         finally:
-            self._end()
+            with self._lock:
+                self._live -= 1
+            self._answer_if_complete()
 
     def complete(self, place: int, requests: Sequence[Request]) -> list[Completion]:
         """Wait until every live rollout has requests; the last one runs the batch of all."""
-        call = _Call(requests)
+        answer: Future[list[Completion]] = Future()
         with self._lock:
-            self._waiting[place] = call
-            batch = self._take_if_complete()
-        self._answer(batch)
-        call.done.wait()
-        if call.error is not None:
-            raise call.error
-        return call.completions
+            self._waiting[place] = requests, answer
+        self._answer_if_complete()
+        return answer.result()
 
-    def _end(self) -> None:
+    def _answer_if_complete(self) -> None:
         with self._lock:
-            self._live -= 1
-            batch = self._take_if_complete()
-        self._answer(batch)
-
-    def _take_if_complete(self) -> list[_Call]:
-        if len(self._waiting) < self._live:
-            return []
-        batch = [call for _, call in sorted(self._waiting.items())]
-        self._waiting = {}
-        return batch
-
-    def _answer(self, batch: Sequence[_Call]) -> None:
-        if not batch:
-            return
+            if not self._waiting or len(self._waiting) < self._live:
+                return
+            batch, self._waiting = [call for _, call in sorted(self._waiting.items())], {}
         try:
-            completions = iter(self.engine.complete([request for call in batch for request in call.requests]))
-            for call in batch:
-                call.completions = [next(completions) for _ in call.requests]
+            completions = iter(self.engine.complete([request for requests, _ in batch for request in requests]))
+            answers = [[next(completions) for _ in requests] for requests, _ in batch]
         except BaseException as error:  # every rollout of the batch raises it
-            for call in batch:
-                call.error = error
-        finally:
-            for call in batch:
-                call.done.set()
+            for _, answer in batch:
+                answer.set_exception(error)
+            return
+        for (_, answer), completed in zip(batch, answers, strict=True):
+            answer.set_result(completed)

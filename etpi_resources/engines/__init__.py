@@ -53,8 +53,8 @@ class Request:
             cannot enforce a grammar refuses the request.
         tools: schemas of the tools that the prompt offers (OpenAI's form), for engines that take text; `prompt_ids`
             already contain them.
-        privileged: data for scripted policies only: the family's "task" and "role", and the task's "payload". Model
-            engines ignore it.
+        privileged: data for scripted policies only: the family's "task" and "role", the task's "payload", and in a
+            harness the "form" of calls that it reads. Model engines ignore it.
     """
 
     request_id: str

@@ -334,7 +334,9 @@ class _RemotePolicy:
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return a completion per request. Raises LinkBroken if the trainer is gone, or RuntimeError."""
-        completions = self._ask("complete", [_ids_alone(request) for request in requests])
+        # Without messages, and without data that only scripts may read.
+        ids_alone = [replace(request, messages=(), tools=(), privileged={}) for request in requests]
+        completions = self._ask("complete", ids_alone)
         return [
             replace(completion, prompt_ids=list(request.prompt_ids))
             for request, completion in zip(requests, completions, strict=True)
@@ -373,13 +375,6 @@ class _RemotePolicy:
             self._waiting.clear()
         for answer in waiting:
             answer.set_exception(LinkBroken("the trainer is gone"))
-
-
-def _ids_alone(request: Request) -> Request:
-    """Return the request as the trainer gets it: without messages, and without data that only scripts may read."""
-    if request.grammar is not None:
-        raise ValueError(f"{request.request_id}: a policy in training does not support grammars")
-    return replace(request, messages=(), tools=(), privileged={})
 
 
 # --- the trainer's side ----------------------------------------------------------------------------------------------

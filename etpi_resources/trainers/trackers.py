@@ -31,14 +31,9 @@ def tracking_of(lake: Lake, report_to: Sequence[Tracker], run_name: str) -> Trac
     return Tracking(report_to=tuple(report_to), run_name=run_name, folder=str(lake.root / FOLDER))
 
 
-def missing_trackers(report_to: Sequence[Tracker]) -> list[Tracker]:
-    """Return those that this interpreter lacks; each is a package of the same name."""
-    return [tracker for tracker in report_to if find_spec(tracker) is None]
-
-
 def require_trackers(report_to: Sequence[Tracker]) -> None:
-    """Raise TrackerMissing if this interpreter lacks one."""
-    if missing := missing_trackers(report_to):
+    """Raise TrackerMissing if this interpreter lacks one; each is a package of the same name."""
+    if missing := [tracker for tracker in report_to if find_spec(tracker) is None]:
         raise TrackerMissing(
             f"train.report_to needs {' and '.join(missing)} in the interpreter that trains: "
             f"pip install {' '.join(missing)}, or remove the name from train.report_to"

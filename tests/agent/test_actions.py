@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from etpi_assets.agent.actions import (
     EMPTY,
     NO_ACTION,
+    SUBMIT,
     UNCLOSED_THINK,
     format_action,
+    next_turn,
     read_actions,
 )
 from etpi_assets.agent.bash import split_command
@@ -23,7 +25,8 @@ from etpi_assets.scoring.rewards.terminal import form_unhardened
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_resources.chat.marks import split_thought
 from etpi_resources.chat.tool_forms import FORMS as FORMS_BY_NAME
-from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL
+from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL, Call
+from etpi_resources.engines import Request, Sampler
 from tests.support.messages import format_message
 
 FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
@@ -260,3 +263,29 @@ def test_call_whose_json_is_longer_than_a_piece_is_read_whole(cut: int) -> None:
         f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': command}})}\n</tool_call>"
     )
     assert action.command == command
+
+
+@pytest.mark.parametrize(
+    ("tools", "argument", "submits"),
+    [
+        ({}, "command", True),  # etpi's own loop
+        ({"bash": ["command"]}, "command", True),  # mini-swe-agent
+        ({"edit": ["path"], "bash": ["command", "description"]}, "command", False),  # OpenCode
+        ({"read": [], "Bash": ["command"]}, "command", False),
+        ({"read": [], "run_shell_command": ["command", "is_background"]}, "command", False),
+        ({"apply_patch": [], "exec_command": ["cmd"]}, "cmd", False),
+    ],
+)
+def test_script_runs_its_commands_through_the_offered_shell_and_then_ends(tools, argument, submits):
+    offered = [{"function": {"name": name, "parameters": {"required": needed}}} for name, needed in tools.items()]
+    shell = next((name for name in tools if argument in tools[name]), "bash")
+
+    def turn(before: int) -> str:
+        messages = [{"role": "assistant", "content": ""}] * before
+        return next_turn(Request("r", "s", (), messages, Sampler(), tools=offered), ["ls", "rm a"])
+
+    for before, command in enumerate(["ls", "rm a", *([f"echo {SUBMIT}"] * submits)]):
+        (call,) = FORMS_BY_NAME["qwen_xml"].parse(turn(before))
+        assert isinstance(call, Call) and call.name == shell and call.arguments[argument] == command
+        assert set(tools.get(shell, [argument])) == set(call.arguments), "all that the tool requires"
+    assert submits or not FORMS_BY_NAME["qwen_xml"].parse(turn(2))

@@ -122,7 +122,6 @@ def test_pairs_of_an_unmodified_harness_are_what_was_sampled_in_it(name, tmp_pat
     roomy = SET.replace("max_model_len = 4000, max_tokens = 400", "max_model_len = 90000, max_tokens = 1000")
     write_spec(specs, "rollout_sets", "mini", roomy.replace("mini-swe-agent", name).replace("FOLDER", folder_of(name)))
     data = EXPERIMENT[: EXPERIMENT.index("[evaluate]")].replace("max_length = 4000", "max_length = 90000")
-    # The reference policy calls `bash`, which these harnesses do not offer.
     data = data.replace("shortest_correct = false", 'shortest_correct = false, min_reward = "none"')
     write_spec(specs, "experiments", "student", data)
     environment = {**os.environ, "ETPI_DATA": str(tmp_path / "data"), "ETPI_SPECS": str(specs), "DAGSTER_HOME": ""}

@@ -43,6 +43,9 @@ class FixedLink:
     def roll_out(self, step, rows, engine, later=None) -> list[Sample]:
         return self.samples
 
+    def record(self, step, statistics) -> None:
+        """Keep nothing."""
+
 
 def made_samples(n: int = 8) -> list[Sample]:
     """Rollouts of different lengths, three of a prompt, some with ids in the middle that the policy read."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from etpi_assets.agent.actions import next_turn
 from etpi_assets.agent.harness import require_installed
-from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import Call
 from etpi_resources.engines import EngineUnavailable, Request
 
 TASK = next(task for task in FAMILY.load("little", 0, {"train": 1, "heldout": 1}) if isinstance(task, Task))
@@ -44,8 +43,6 @@ while True:
 """
 """A scripted harness: it asks the policy, runs the commands and ends with the submission."""
 
-SHELLS = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
-
 
 def folder_of(name: str) -> str:
     """Return the harness's folder as specs write it; skip where it is not installed."""
@@ -64,21 +61,7 @@ def section(name: str, folder: str, **more) -> AgentSection:
 
 def fixes(request: Request) -> str:
     """Run the reference solution through whatever shell the harness offers."""
-    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    shell = next((name for name in SHELLS if name in tools), None)
-    if shell is None:
+    if not request.tools:
         return "A title"
-    task, role = request.privileged["task"], request.privileged["role"]
-    commands = [
-        "ls -R",
-        *FAMILY.solve(task, role),
-        *([f"echo {SUBMIT}"] if shell == "bash" and len(tools) == 1 else []),
-    ]
-    turn = sum(message["role"] == "assistant" and "tool_calls" in message for message in request.messages)
-    if turn >= len(commands):
-        return "Done."
-    required = tools[shell]["parameters"].get("required", ())
-    more = {"description": "run a command", "is_background": False}
-    arguments = {SHELLS[shell]: commands[turn], **{key: more[key] for key in more if key in required}}
-    assert CHAT.tool_form
-    return "Next.\n" + CHAT.tool_form.render([Call(shell, arguments)])
+    solution = FAMILY.solve(request.privileged["task"], request.privileged["role"])
+    return "Next.\n" + next_turn(request, ["ls -R", *solution])

@@ -45,8 +45,7 @@ def main(folder: Path) -> None:
     trainer, _ = grpo_worker.build_trainer(worker, model, link, compute=compute)
     if (folder / "rows").exists():
         trainer.no_trees = "the test wants rows"
-    trainer.add_callback(grpo_worker.statistics_callback(trainer, link))  # pyright: ignore[reportArgumentType]
-    log = grpo_worker.add_log(worker, trainer)
+    log = grpo_worker.add_log(worker, trainer, link)
     trainer.train(resume_from_checkpoint=grpo_worker.resume_folder(worker))
     if whole := sharding.gathered(trainer, worker.config.base):
         model = whole.accelerator.unwrap_model(whole.model)

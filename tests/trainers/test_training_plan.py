@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import Sequences, collate
-from etpi_resources.trainers.workers.packing import padded_lengths
-from etpi_resources.trainers.workers.plan import MicroBatch, PlanSettings, learning_rates, make_plan, one_pass
+from etpi_resources.trainers.workers.plan import (
+    MicroBatch,
+    PlanSettings,
+    learning_rates,
+    make_plan,
+    one_pass,
+    padded_lengths,
+)
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=60)
 

@@ -25,8 +25,7 @@ from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers import label_head, tree_attention
 from etpi_resources.trainers.workers.collate import BadSequences, collate, read_sequences
 from etpi_resources.trainers.workers.label_head import add_label_head
-from etpi_resources.trainers.workers.packing import pack
-from etpi_resources.trainers.workers.plan import MicroBatch, make_pass
+from etpi_resources.trainers.workers.plan import MicroBatch, make_pass, pack
 from etpi_resources.trainers.workers.tree_attention import RowLayout, refuses_trees, tree_arguments
 from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
 from tests.support.sequences import (

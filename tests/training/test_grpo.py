@@ -337,9 +337,10 @@ def test_rollout_that_ends_its_turn_is_not_truncated_whatever_ends_the_tokenizer
     worker = worker_in(tmp_path, start)
     worker.config = worker.config.model_copy(update={"end_ids": (end,)})
     model = load_model(start, torch.float32)
-    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
+    link = FixedLink(samples)
+    trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=Compute(False, "fp32"))
     engine.close()
-    log = grpo_worker.add_log(worker, trainer)
+    log = grpo_worker.add_log(worker, trainer, link)
     trainer.train()
     assert log.lines[0].truncated == 1 / 8
 
@@ -349,7 +350,7 @@ def test_run_is_resumed_between_rounds_alone(tmp_path, base):
     model = load_model(base, torch.float32)
     trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=Compute(False, "fp32"))
     engine.close()
-    grpo_worker.add_log(worker, trainer)
+    grpo_worker.add_log(worker, trainer, link)
     trainer.train()
     assert grpo_worker.last_complete_step(tmp_path) == 4
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-5", "step-6"]
@@ -381,7 +382,7 @@ def test_resumed_run_trains_on_the_tasks_of_an_uncut_run(tmp_path, base, iterati
         model = load_model(base, torch.float32)
         trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=Compute(False, "fp32"))
         engine.close()
-        grpo_worker.add_log(worker, trainer)
+        grpo_worker.add_log(worker, trainer, link)
         with suppress(KeyboardInterrupt):
             trainer.train(resume_from_checkpoint=grpo_worker.resume_folder(worker))
         return link.rows

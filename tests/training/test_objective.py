@@ -58,7 +58,7 @@ def unexplained(config: str, names: set[str]) -> set[str]:
     worker, function, without_effect = WORKERS[config]
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == config]
-    passed = {keyword.arg for keyword in call.keywords if keyword.arg}
+    passed = {keyword.arg for keyword in call.keywords if keyword.arg} | {*getattr(worker, "TRL_NAMES", {}).values()}
     left = names - passed - worker.PINNED.keys() - without_effect
     return {name for name in left if not name.startswith("vllm_") and name != "use_vllm"}
 

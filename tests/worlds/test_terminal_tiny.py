@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 
 from etpi_assets.agent.contract import read_contract
+from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.scoring.rewards.terminal import KEYWORDS as REWARDED
 from etpi_assets.scoring.rewards.terminal import requested_verbs, run_verbs
@@ -23,6 +24,7 @@ from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyP
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.real_harnesses import HARNESS, section
 
 FAMILY = load_family("terminal_tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 2 * len(KINDS)))
@@ -155,3 +157,29 @@ def test_policy_errs_at_the_rates_of_its_skill():
     assert seen["wrong"] / 600 == pytest.approx(0.6 * 0.25, abs=0.05)
     with pytest.raises(ValueError, match="unknown"):
         TerminalSkill.of({"unformated": 0.1})
+
+
+def test_suite_of_some_programs_has_their_requests_alone():
+    tasks = list(FAMILY.load("s", 0, {"train": 6, "heldout": 2, "programs": ["wc", "rm"]}))
+    assert [task.payload["verb"] for task in tasks if isinstance(task, Task)] == ["wc", "rm"] * 4
+    with pytest.raises(ValueError, match="awk"):
+        list(FAMILY.load("s", 0, {"programs": ["awk"]}))
+
+
+@pytest.mark.parametrize(
+    ("wrong_verb", "reward", "template"), [(0.0, 1.0, "tiny"), (1.0, 0.0, "tiny"), (0.0, 1.0, "qwen3")]
+)
+def test_teacher_acts_in_a_harness_by_its_skill(tmp_path, wrong_verb, reward, template):
+    chat = load_chat_format(template)
+    (tmp_path / "harness.py").write_text(HARNESS)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.is_relative_to("/tmp") and str(path) != "/tmp":
+            path.chmod(0o755)
+    env = {"BASE": "{base_url}/v1", "KEY": "{key}"}
+    more = {"version": "1", "command": "python3 -B {folder}/harness.py {task_file}", "env": env}
+    engine = ScriptedEngine(TerminalTinyPolicy(TerminalSkill(wrong_verb=wrong_verb)), chat, "t")
+    runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), chat)
+    job = RolloutJob(TASKS[0], section("custom", str(tmp_path), **more), Identity("k", "set", "scripted"))
+    record = run_harness(job, runtime)
+    assert record.error is None and record.outcome and record.outcome["reward"] == reward
+    assert record.agents[0].exit_status == "Submitted" and len(record.agents[0].turns) == 2

@@ -24,9 +24,10 @@ from etpi_assets.worlds.terminal_tiny import judge as verdicts
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
-PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "requests": "files", "sandbox": "bubblewrap"}
+PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "requests": "files", "programs": [], "sandbox": "bubblewrap"}
 """A suite's params and their defaults: tasks of each split; the kinds of requests, `files` (eight programs) or
-`published` (the five of the published reward); the kind of sandbox that validates tasks."""
+`published` (the five of the published reward), and of them those for these `programs` alone, empty: all; the kind of
+sandbox that validates tasks."""
 
 _KINDS = {"files": KINDS, "published": PUBLISHED_KINDS}
 
@@ -43,8 +44,11 @@ class TerminalTiny(Family):
         chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)
         if chosen["requests"] not in _KINDS:
             raise ValueError(f"suite {suite}: params.requests is {chosen['requests']!r}; one of {', '.join(_KINDS)}")
+        kinds = [k for k in _KINDS[chosen["requests"]] if k.verb in (chosen["programs"] or [k.verb])]
+        if unknown := {*chosen["programs"]} - {kind.verb for kind in kinds}:
+            raise ValueError(f"suite {suite}: params.programs has {min(unknown)!r}, for which there is no request")
         for split in ("train", "heldout"):
-            tasks = generate_tasks(suite, seed, split, kinds=_KINDS[chosen["requests"]])
+            tasks = generate_tasks(suite, seed, split, kinds=kinds)
             yield from islice(tasks, int(chosen[split]))
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:

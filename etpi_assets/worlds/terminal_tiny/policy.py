@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from etpi_assets.agent.actions import next_turn
 from etpi_assets.agent.contract import format_contract
 from etpi_assets.worlds.skill import PolicySkill
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, command_of
@@ -28,7 +29,8 @@ class TerminalSkill(PolicySkill):
 
 
 class TerminalTinyPolicy:
-    """Scripted policy: `policy(request)` answers the task in `request.privileged["payload"]`."""
+    """Scripted policy: `policy(request)` answers the task in `request.privileged["payload"]`, by a call if the
+    request offers tools."""
 
     def __init__(self, skill: TerminalSkill, seed: int = 0) -> None:
         self.skill, self.seed = skill, seed
@@ -40,6 +42,8 @@ class TerminalTinyPolicy:
         if rng.random() < self.skill.wrong_verb:
             other = rng.choice([kind for kind in KINDS if kind.verb != verb])
             verb, command = other.verb, command_of(other, payload)
+        if request.tools:
+            return next_turn(request, [command])
         thinking = f"I use {verb}."
         if rng.random() >= self.skill.unformatted:
             return format_contract(thinking, command)

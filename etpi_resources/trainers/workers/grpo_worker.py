@@ -22,8 +22,6 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PhaseSeconds,
-    PublishConfig,
-    SavedCheckpoint,
 )
 from etpi_resources.trainers.workers.reporting import Stage, Worker, open_worker
 from etpi_resources.trainers.workers.tracking import UNTRACKED, survive_trackers, tracking_arguments
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
     from etpi_resources.trainers.workers.device import Compute
-    from etpi_resources.trainers.workers.hand_over import Publisher
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
 CHECK_TOKENS = 128
@@ -80,8 +77,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) if worker.is_rank_0 else nullcontext() as link:
         trainer, engine = build_trainer(worker, model, link, compute=compute, tracking=tracking)
-        log = add_log(worker, trainer)
-        trainer.add_callback(statistics_callback(trainer, link))
+        log = add_log(worker, trainer, link)
         worker.log(
             f"{config.label}: {rl.last_step} steps of {rl.round_size} rollouts, {rl.tuning} tuning in "
             f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
@@ -100,7 +96,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
     saved = proof.finish(config, whole, rl.tuning == "lora", folders, rl.use_step or rl.steps, log.check_ids())
     shutil.rmtree(worker.folder / "trl")
     return GrpoWorkerResult(
-        checkpoints=tuple(checkpoint_entry(rl, step, log.lines) for step in folders),
+        checkpoints=proof.entries(folders, rl.use_step or rl.steps, rl.tuning == "lora", log.lines),
         log=tuple(log.lines),
         saved=saved,
         seconds=PhaseSeconds(start=started - began, train=trained - started, save=time.monotonic() - trained),
@@ -129,6 +125,7 @@ def build_trainer(
         tracking: arguments of `tracking_arguments`.
     """
     import datasets
+    import torch
     from trl import import_utils
 
     # Where vLLM is installed, TRL imports it for servers of its own, which takes seconds.
@@ -137,6 +134,7 @@ def build_trainer(
     from etpi_resources.chat.tokenizer_files import read_tokenizer
     from etpi_resources.engines.live import CopyEngine, LiveEngine
     from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
+    from etpi_resources.trainers.workers.hand_over import Publisher
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
     config, rl = worker.config, worker.config.rl
@@ -145,9 +143,12 @@ def build_trainer(
 
     def roll_out(step: int, rows: Sequence[int]) -> Any:
         began = time.monotonic()
-        published = publisher.publish(step, worker.is_rank_0) if publisher else None
+        published = None
         if publisher:
-            leave_memory_to_servers(trainer, compute)
+            published = publisher.publish(step, worker.is_rank_0)
+            if compute.gpu:  # servers may be on these GPUs
+                torch.cuda.empty_cache()
+            trainer.accelerator.wait_for_everyone()
         if not worker.is_rank_0:
             return []
         with engine.generating(step) if engine else nullcontext():
@@ -175,41 +176,18 @@ def build_trainer(
     trainer.eos_token_ids = [*config.end_ids] or trainer.eos_token_ids  # a rollout without one counts as truncated
     survive_trackers(trainer, worker.log)
     engine = publisher = None
-    if config.publish is not None:
-        publisher = _publisher(worker, config.publish, trainer)
-        trainer.largest_gap = config.publish.bound
+    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if (publish := config.publish) is not None:
+        publisher = Publisher(
+            unwrapped, Path(publish.folder), config.base, config.base_name, stored_dtype(config.base), publish.probe,
+            rl.ahead * rl.iterations,
+        )  # fmt: skip
+        trainer.largest_gap = publish.bound
     elif worker.is_rank_0 and not rl.sharded:  # no rank of a sharded model has all weights
-        unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
         policy = unwrapped.get_base_model() if adapter else unwrapped
         chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
         engine = (CopyEngine if rl.ahead else LiveEngine)(policy, config.base_name, chat)
     return trainer, engine
-
-
-def leave_memory_to_servers(trainer: PolicyTrainer, compute: Compute) -> None:
-    """Free the memory that PyTorch keeps for reuse, on all ranks: servers may be on their GPUs. Every rank calls it."""
-    import torch
-
-    if compute.gpu:
-        torch.cuda.empty_cache()
-    trainer.accelerator.wait_for_everyone()
-
-
-def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer: PolicyTrainer) -> Publisher:
-    """Return the writer of the trainer's weights for servers, in the dtype of the base's files."""
-    from etpi_resources.trainers.workers.checkpointing import stored_dtype
-    from etpi_resources.trainers.workers.hand_over import Publisher
-
-    config = worker.config
-    return Publisher(
-        trainer.accelerator.unwrap_model(trainer.model),
-        Path(publish.folder),
-        config.base,
-        config.base_name,
-        stored_dtype(config.base),
-        publish.probe,
-        config.rl.ahead * config.rl.iterations,
-    )
 
 
 PINNED: Mapping[str, Any] = {
@@ -222,6 +200,20 @@ PINNED: Mapping[str, Any] = {
 newer library changes no recipe (`tests/training/test_objective.py` compares them)."""
 
 
+TRL_NAMES: Mapping[str, str] = {
+    "steps": "max_steps", "group_size": "num_generations", "device_batch": "per_device_train_batch_size",
+    "accumulate": "gradient_accumulation_steps", "iterations": "num_iterations", "schedule": "lr_scheduler_type",
+    "optimizer": "optim", "loss": "loss_type", "clip_low": "epsilon", "clip_high": "epsilon_high",
+    "max_response_tokens": "max_completion_length",
+    **{name: name for name in (
+        "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "beta", "use_bias_correction_kl", "delta",
+        "importance_sampling_level", "entropy_coef", "top_entropy_quantile", "off_policy_mask_threshold", "temperature",
+        "gradient_checkpointing",
+    )},
+}  # fmt: skip
+"""Settings that are arguments of TRL -> their names there."""
+
+
 def trainer_arguments(
     rl: GrpoSettings, folder: Path, seed: int, compute: Compute, tracking: Mapping[str, Any] = UNTRACKED
 ) -> GRPOConfig:
@@ -230,36 +222,13 @@ def trainer_arguments(
 
     return GRPOConfig(
         output_dir=str(folder),
-        max_steps=rl.steps,
-        num_generations=rl.group_size,
-        per_device_train_batch_size=rl.device_batch,
-        gradient_accumulation_steps=rl.accumulate,
+        **{of_trl: getattr(rl, name) for name, of_trl in TRL_NAMES.items()},
         steps_per_generation=rl.accumulate,
-        num_iterations=rl.iterations,
-        learning_rate=rl.learning_rate,
-        lr_scheduler_type=rl.schedule,
-        warmup_steps=rl.warmup_steps,
-        weight_decay=rl.weight_decay,
-        max_grad_norm=rl.max_grad_norm,
-        optim=rl.optimizer,
-        loss_type=rl.loss,
-        beta=rl.beta,
-        use_bias_correction_kl=rl.use_bias_correction_kl,
-        epsilon=rl.clip_low,
-        epsilon_high=rl.clip_high,
-        delta=rl.delta,
-        importance_sampling_level=rl.importance_sampling_level,
-        entropy_coef=rl.entropy_coef,
-        top_entropy_quantile=rl.top_entropy_quantile,
-        off_policy_mask_threshold=rl.off_policy_mask_threshold,
-        max_completion_length=rl.max_response_tokens,
-        temperature=rl.temperature,
         top_p=1.0,
         # Few shapes: on a CPU a new shape costs more than the padding.
         pad_to_multiple_of=32,
         bf16=compute.dtype == "bf16",
         use_cpu=not compute.gpu,
-        gradient_checkpointing=rl.gradient_checkpointing,
         seed=seed,
         # The other ranks wait while rank 0 has rollouts made; if it dies, the launcher ends them.
         ddp_timeout=ROLLOUT_SECONDS,
@@ -278,14 +247,15 @@ def trainer_arguments(
 
 
 class GrpoLog:
-    """Writes a line per step to metrics.jsonl, and saves checkpoints: those of the result, and those to resume from.
+    """Writes a line per step to metrics.jsonl, sends the statistics of tokens, and saves checkpoints: those of the
+    result, and those to resume from.
 
     Attributes:
         lines: all lines so far; of a resumed run, including those before.
     """
 
-    def __init__(self, worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer, stage: Stage) -> None:
-        self.worker, self.trainer, self.stage = worker, trainer, stage
+    def __init__(self, worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer, stage: Stage, link: Any) -> None:
+        self.worker, self.trainer, self.stage, self.link = worker, trainer, stage, link
         self.rl, self.path = worker.config.rl, worker.folder / METRICS
         self.lines = self._lines_before(worker.config.resume or 0)
         if worker.is_rank_0:
@@ -316,6 +286,7 @@ class GrpoLog:
         class Callback(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 log.save(state.global_step, control)
+                log.send_statistics()
 
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 log.trainer.accelerator.wait_for_everyone()  # every rank writes files of its own
@@ -343,6 +314,21 @@ class GrpoLog:
                 proof.save_step(config, whole, rl.tuning == "lora", self.worker.folder / f"step-{step}")
         ends_round = step % rl.iterations == 0  # a run resumed within a round would roll out another
         control.should_save = ends_round and step < rl.last_step and (publish or step % config.resume_every == 0)
+
+    def send_statistics(self) -> None:
+        """Send the statistics of a round that was trained on for the first time. A checkpoint to resume from is saved
+        after this, so a resumed run has those of all rounds before it."""
+        from accelerate.utils import gather_object
+
+        from etpi_resources.trainers.policy_link import TokenStatistics
+
+        if (share := self.trainer.statistics.take()) is None:
+            return
+        shares = gather_object([share])  # in the order of ranks, which is that of the round
+        if self.trainer.accelerator.is_main_process:
+            names = ("logprobs", "entropies", "teacher")
+            rows = (b"".join(getattr(share, name) for share in shares) for name in names)
+            self.link.record(self.trainer.round_step, TokenStatistics(*rows))
 
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""
@@ -437,40 +423,17 @@ class GrpoLog:
         }
 
 
-def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog:
-    """Have the trainer log, report progress and save; returns the log that it fills."""
+def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer, link: Any) -> GrpoLog:
+    """Have the trainer log, report progress, send statistics and save; returns the log that it fills."""
     from transformers import PrinterCallback
 
     stage = worker.stage(f"seed {worker.config.seed}, step", worker.config.rl.last_step)
     stage.advance(worker.config.resume or 0)
-    log = GrpoLog(worker, trainer, stage)
+    log = GrpoLog(worker, trainer, stage, link)
     # Behind the trainer's own and before those of trackers.
     trainer.callback_handler.callbacks.insert(1, log.callback())
     trainer.remove_callback(PrinterCallback)
     return log
-
-
-def statistics_callback(trainer: PolicyTrainer, link: Any) -> Any:
-    """Return the TrainerCallback that sends the token statistics of a round when it was trained on for the first time.
-
-    Checkpoints are saved after `on_step_end`, so a resumed run has the statistics of all rounds before it.
-    """
-    from accelerate.utils import gather_object
-    from transformers import TrainerCallback
-
-    from etpi_resources.trainers.policy_link import TokenStatistics
-
-    class Callback(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if (share := trainer.statistics.take()) is None:
-                return
-            shares = gather_object([share])  # in the order of ranks, which is that of the round
-            if trainer.accelerator.is_main_process:
-                names = ("logprobs", "entropies", "teacher")
-                rows = (b"".join(getattr(share, name) for share in shares) for name in names)
-                link.record(trainer.round_step, TokenStatistics(*rows))
-
-    return Callback()
 
 
 def _as_json(line: GrpoLogLine) -> str:
@@ -496,18 +459,6 @@ def saved_folders(folder: Path) -> dict[int, Path]:
     """Step -> folder of the saved steps, in order; also those that a run saved before it was resumed."""
     steps = sorted(int(path.name.partition("-")[2]) for path in folder.glob("step-*"))
     return {step: folder / f"step-{step}" for step in steps}
-
-
-def checkpoint_entry(rl: GrpoSettings, step: int, lines: list[GrpoLogLine]) -> SavedCheckpoint:
-    """Return the result's entry of a saved step."""
-    return SavedCheckpoint(
-        step=step,
-        final=step == (rl.use_step or rl.steps),
-        folder=f"step-{step}",
-        adapter=f"step-{step}/adapter" if rl.tuning == "lora" else None,
-        train_loss=next(line.loss for line in reversed(lines) if line.step <= step),
-        val_loss=None,
-    )
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ The starter of the worker judges the figures (`etpi_assets.training.sft_checks`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from etpi_resources.trainers.contracts import SavedFigures, TunedModel
+from etpi_resources.trainers.contracts import SavedCheckpoint, SavedFigures, TunedModel
 from etpi_resources.trainers.workers import checkpointing as cp
 
 
@@ -101,6 +101,32 @@ def _finish_adapter(
             differing += cp.differing_tensors(merged, cp.load_model(folder, stored), stored)
     figures |= {"differing": tuple(differing), "zero_adapters": tuple(zero), "adapters": adapters}
     return SavedFigures(dtype=_name(stored), compared_in=_name(computed), **figures)
+
+
+def entries(folders: Iterable[int], used: int, lora: bool, lines: Sequence[Any]) -> tuple[SavedCheckpoint, ...]:
+    """Return the result's entries of the saved steps, with the last figures of the log until each.
+
+    Args:
+        used: the step whose checkpoint is used.
+        lines: of the log, SftLogLine or GrpoLogLine.
+    """
+
+    def last(step: int, name: str) -> float | None:
+        values = (getattr(line, name, None) for line in reversed(lines) if line.step <= step)
+        return next((value for value in values if value is not None), None)
+
+    return tuple(
+        SavedCheckpoint(
+            step=step,
+            final=step == used,
+            folder=f"step-{step}",
+            adapter=f"step-{step}/adapter" if lora else None,
+            train_loss=last(step, "loss"),
+            token_accuracy=last(step, "token_accuracy"),
+            val_loss=last(step, "val_loss"),
+        )
+        for step in folders
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

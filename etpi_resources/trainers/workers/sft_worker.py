@@ -18,8 +18,6 @@ from etpi_resources.trainers.contracts import (
     FirstPass,
     PhaseSeconds,
     PlanSummary,
-    SavedCheckpoint,
-    SftLogLine,
     SftSettings,
     SftWorkerConfig,
     SftWorkerResult,
@@ -114,7 +112,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     kernels = fused_layers(model, required=config.train.layer_kernels == "liger") if fused else nullcontext(False)
     with kernels as by_liger:
         used_libraries = libraries("liger_kernel") if by_liger else libraries()
-        trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
+        trainer.train(resume_from_checkpoint=continue_from(worker, states, log))
     trained = time.monotonic()
     counted = first_pass(trainer, layout.sequences)
     whole = gathered(trainer, config.base, config.train if lora else None)
@@ -123,7 +121,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     used = layout.plan.final_step(config.train.use_step, config.train.use_epoch)
     saved = proof.finish(config, whole, lora, saver.folders, used, check_ids(layout.sequences))
     return SftWorkerResult(
-        checkpoints=tuple(saver.entry(step, log.lines) for step in saver.folders),
+        checkpoints=proof.entries(saver.folders, used, lora, log.lines),
         log=tuple(log.lines),
         counted=counted,
         saved=saved,
@@ -348,20 +346,19 @@ def sft_arguments(
 
 
 class CheckpointSaver:
-    """Saves the steps that the config names.
-
-    Attributes:
-        folders: step -> folder of each saved step, in order.
-        lora: whether a checkpoint is an adapter.
-    """
+    """Saves the steps that the config names."""
 
     def __init__(self, worker: Worker[SftWorkerConfig], trainer: WeightedSFTTrainer, plan: Plan) -> None:
         self._worker, self._trainer, self._plan = worker, trainer, plan
         train = worker.config.train
         self._every = train.save_steps
         self._final = plan.final_step(train.use_step, train.use_epoch)
-        self.lora = train.method == "lora"
-        self.folders: dict[int, Path] = {}
+
+    @property
+    def folders(self) -> dict[int, Path]:
+        """Return step -> folder of each step that is kept, in order; a run that continues has the earlier ones."""
+        kept = filter(self._keeps, range(1, self._plan.steps + 1))
+        return {step: self._worker.folder / f"step-{step}" for step in kept}
 
     def save(self, step: int) -> None:
         """Save this step if it is to be kept. A collective: every rank calls it."""
@@ -370,32 +367,13 @@ class CheckpointSaver:
 
         if not self._keeps(step):
             return
-        config, folder = self._worker.config, self._worker.folder / f"step-{step}"
-        if whole := gathered(self._trainer, config.base, config.train if self.lora else None):
-            proof.save_step(config, whole, self.lora, folder)
-        self.folders[step] = folder
+        config, folder = self._worker.config, self.folders[step]
+        lora = config.train.method == "lora"
+        if whole := gathered(self._trainer, config.base, config.train if lora else None):
+            proof.save_step(config, whole, lora, folder)
 
     def _keeps(self, step: int) -> bool:
         return step in (self._final, self._plan.steps) or bool(self._every and step % self._every == 0)
-
-    def resume_at(self, step: int) -> None:
-        """Take over the checkpoints that an earlier run saved until this step."""
-        steps = filter(self._keeps, range(1, step + 1))
-        self.folders = {kept: self._worker.folder / f"step-{kept}" for kept in steps}
-
-    def entry(self, step: int, lines: list[SftLogLine]) -> SavedCheckpoint:
-        """Return the result's entry of a saved step."""
-        until = [line for line in reversed(lines) if line.step <= step]
-        folder = self.folders[step].name
-        return SavedCheckpoint(
-            step=step,
-            final=step == self._final,
-            folder=folder,
-            adapter=f"{folder}/adapter" if self.lora else None,
-            train_loss=next((line.loss for line in until if line.loss is not None), None),
-            token_accuracy=next((line.token_accuracy for line in until if line.token_accuracy is not None), None),
-            val_loss=next((line.val_loss for line in until if line.val_loss is not None), None),
-        )
 
 
 def add_log(
@@ -431,12 +409,11 @@ def add_log(
     return log
 
 
-def continue_from(worker: Worker[SftWorkerConfig], states: States, saver: CheckpointSaver, log: StepLog) -> str | None:
+def continue_from(worker: Worker[SftWorkerConfig], states: States, log: StepLog) -> str | None:
     """Return the folder of the state that the run continues from, if there is one. Every rank has to call it."""
     step = states.newest(worker.log)
     if step is None:
         return None
-    saver.resume_at(step)
     log.restore(states.log_of(step))
     worker.log(f"{worker.config.label}: continuing from step {step} of {log.trainer.plan.steps}")
     return str(states.folder_of(step))

@@ -97,10 +97,10 @@ class States:
         """Write this rank's own state: random generators, counts of the passes since the last log line."""
         import torch
 
-        trainer, scheduler = self._trainer, _scheduler(self._trainer)
+        trainer: Any = self._trainer
         trainer._save_rng_state(str(folder))
         counts = {"window": _as_tensors(trainer.window), "first_pass": _as_tensors(trainer.first_pass)}
-        torch.save({**counts, "scheduler": scheduler.state_dict()}, folder / self._rank_file)
+        torch.save({**counts, "scheduler": trainer.lr_scheduler.state_dict()}, folder / self._rank_file)
         for path in (*folder.glob("rng_state*"), folder / self._rank_file, folder):
             sync(path)
 
@@ -134,13 +134,13 @@ class States:
         """Load weights, optimiser and learning rate. Trainer calls it when the optimiser exists."""
         import torch
 
-        trainer = self._trainer
+        trainer: Any = self._trainer
         read_shards(trainer, Path(folder))
         of_rank, device = torch.load(Path(folder) / self._rank_file, weights_only=True), trainer.args.device
         for name in ("window", "first_pass"):
             counts = {key: tensor.to(device) for key, tensor in of_rank[name].items()}
             setattr(trainer, name, type(trainer.window)(**counts))
-        _scheduler(trainer).load_state_dict(of_rank["scheduler"])
+        trainer.lr_scheduler.load_state_dict(of_rank["scheduler"])
 
 
 def write_shards(trainer: Any, folder: Path) -> None:
@@ -150,7 +150,7 @@ def write_shards(trainer: Any, folder: Path) -> None:
 
     # The writer flushes every file to disk (`sync_files`).
     with _without_warnings():
-        save(_shards(trainer), storage_writer=FileSystemWriter(folder), no_dist=_alone(trainer))
+        save(_shards(trainer), storage_writer=FileSystemWriter(folder), no_dist=trainer.args.world_size == 1)
 
 
 def read_shards(trainer: Any, folder: Path) -> None:
@@ -162,7 +162,7 @@ def read_shards(trainer: Any, folder: Path) -> None:
     model, optimizer = _model_and_optimizer(trainer)
     state = _shards(trainer)
     with _without_warnings():
-        load(state, storage_reader=FileSystemReader(folder), no_dist=_alone(trainer))
+        load(state, storage_reader=FileSystemReader(folder), no_dist=trainer.args.world_size == 1)
     options = StateDictOptions(ignore_frozen_params=True, strict=False)
     set_state_dict(
         model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"], options=options
@@ -182,10 +182,6 @@ def _model_and_optimizer(trainer: Any) -> tuple[Any, Any]:
     return trainer.model, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 
 
-def _scheduler(trainer: Any) -> Any:
-    return trainer.lr_scheduler
-
-
 def _as_tensors(tally: Any) -> dict[str, Any]:
     import torch
 
@@ -201,10 +197,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
-
-
-def _alone(trainer: Any) -> bool:
-    return trainer.args.world_size == 1
 
 
 def _of_rank_0(value: Any) -> Any:
