@@ -54,7 +54,8 @@ WORLDS = {
     "harbor": "terminal_tiny",
     "answers": "arithmetic_tiny",
 }
-"""Family -> the embedded world that replaces its tasks; a suite and a scripted policy have its name too."""
+"""Family -> the embedded world that replaces its tasks, and those of families built on it; a suite and a scripted policy
+have its name too."""
 
 _SKILLS = {
     "coop_tiny_shared": {"plan_first": 1.0, "follow_through": 1.0, "verbose_think": 0.0, "wrong_edit": 0.0},
@@ -134,7 +135,8 @@ def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
         images = " and images" if sandbox == "docker" else ""
         small.need("tasks", f"its own tasks{images}, which `etpi run {name}` tries without a GPU", name)
     if missing or taught or sandbox:
-        if (world := WORLDS.get(spec.family, spec.family if "path" not in params else "")) == "":
+        worlds = (world for kind, world in WORLDS.items() if isinstance(family, type(load_family(kind))))
+        if (world := next(worlds, spec.family if "path" not in params else "")) == "":
             raise SpecError(f"suite {name}: no embedded world replaces tasks of the family {spec.family!r}")
         if world != spec.family:
             small.worlds[name] = world

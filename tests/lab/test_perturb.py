@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi.rehearsal.shrink import shrink
+from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.family import Task
 from etpi_lab.perturbed import FAMILY
 from etpi_lab.perturbed.perturb import perturb, rename
@@ -74,3 +76,8 @@ def test_only_training_tasks_without_a_sandbox_have_variants(tmp_path: Path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="params.sandbox: a repository keeps the names"):
         list(FAMILY.load("pool", 0, {**params, "sandbox": "docker"}))
+
+
+def test_rehearsal_replaces_perturbed_tasks_by_the_world_of_the_family_below(tmp_path):
+    small = shrink("plan_first_v5_perturbed", load_specs(), tmp_path)
+    assert small.worlds["cooperbench_pool_perturbed"] == "coop_tiny_shared"
