@@ -54,8 +54,8 @@ WORLDS = {
     "harbor": "terminal_tiny",
     "answers": "arithmetic_tiny",
 }
-"""Family -> the embedded world that replaces its tasks, and those of families built on it; a suite and a scripted policy
-have its name too."""
+"""Family -> the embedded world that replaces its tasks, and those of families that are built on it; a suite and a
+scripted policy have its name too."""
 
 _SKILLS = {
     "coop_tiny_shared": {"plan_first": 1.0, "follow_through": 1.0, "verbose_think": 0.0, "wrong_edit": 0.0},
