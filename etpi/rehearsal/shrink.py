@@ -37,8 +37,8 @@ REASON = "rehearsal"
 TASKS, ROLLOUTS, STEPS, TURNS, OUTPUT = 4, 2, 2, 4, 64
 """Tasks of a rollout set, rollouts of each, optimiser steps, turns and output tokens of the random model."""
 
-LONG_STEP, SHORT_STEP = 0.02, 1e-4
-"""The least learning rate of a random model, and the largest of a tiny base, in supervised training."""
+LONG_STEPS, SHORT_STEP = {"full": 0.02, "lora": 0.005}, 1e-4
+"""The least learning rates of a random model and of its adapter, and the largest of a tiny base, in fine-tuning."""
 
 _LENGTH_REWARD = {"function": "conciseness_unhardened", "weight": 0.1, "params": {"free": 1, "scale": 4000}}
 """A random model earns the same reward in every rollout, which trains nothing; the lengths of its texts differ."""
@@ -284,7 +284,7 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
 def _train(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     train, optimizer = spec.train, _optimizer(spec.train.optimizer, "sft_checkpoint", small)
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
-    shortest, longest = (0.0, SHORT_STEP) if spec.base.kind == "tiny" else (LONG_STEP, math.inf)
+    shortest, longest = (0.0, SHORT_STEP) if spec.base.kind == "tiny" else (LONG_STEPS.get(train.method, 0.0), math.inf)
     kernels = [option for option in ("loss_kernel", "layer_kernels") if getattr(train, option) == "liger"]
     if kernels and not find_spec("liger_kernel"):
         small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
