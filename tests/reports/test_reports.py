@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from etpi.view.pages import overview
 from etpi_assets.asset import Markdown, asset_definitions
 from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.metrics import measure
@@ -497,7 +496,7 @@ def test_rates_with_a_threshold_and_the_headline_stand_above_the_fold(tables, fi
     page, _ = html.render(_experiment(metrics=metrics), tables)
     shown = set(re.findall(r"<tr><td>(\w+)</td>", page.partition("more rows: the other metrics")[0]))
     assert shown == {"solved", *SPEC.metrics.thresholds, *first}
-    assert overview._headline({"metrics": metrics.model_dump()}) == [*first, *SPEC.metrics.thresholds]
+    assert facts.leading_metrics(metrics.model_dump()) == [*first, *SPEC.metrics.thresholds]
 
 
 def test_board_shows_called_where_it_was_measured():
