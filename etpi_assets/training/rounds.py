@@ -190,6 +190,11 @@ class Rounds:
             BadReward: a reward has no value.
         """
         size, tasks = self.section.group_size, self.environment.tasks
+        for start in range(0, len(rows), size):
+            if len(set(rows[start : start + size])) != 1:
+                raise RolloutsFailed(
+                    f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
+                )
         placed: dict[int, _Attempted] = {}
         groups: list[list[_Attempted]] = []
         aside: list[_Attempted] = []

@@ -178,6 +178,14 @@ class PolicyTrainer(GRPOTrainer):
             raise RuntimeError(f"{len(rows)} prompts returned {len(self.round)} rollouts")
         first = self.accelerator.process_index * len(prompts)
         self.share = self.round[first : first + len(prompts)]
+        for sample in self.share:
+            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not (
+                any(sample.mask) or sample.left_out
+            ):
+                raise RuntimeError(
+                    f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
+                    f"{len(sample.logprobs)} log-probs and {sum(sample.mask)} ids of the policy"
+                )
         return {
             "prompt_ids": [list(s.prompt_ids) for s in self.share],
             "completion_ids": [list(s.completion_ids) for s in self.share],
