@@ -59,7 +59,7 @@ class Needed:
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a model of the hub."""
+        """Return whether it is a model of the hub."""
         return self.name.startswith(HUB)
 
     def here(self) -> bool:

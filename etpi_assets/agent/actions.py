@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_assets.agent.bash import split_command
 from etpi_assets.agent.tools import TOOLS
@@ -21,7 +21,9 @@ from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm
 from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call
 from etpi_resources.chat.tool_forms.markdown import read_fenced
 from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
-from etpi_resources.engines import Request
+
+if TYPE_CHECKING:
+    from etpi_resources.engines import Request
 
 Form = Literal["tool_calls", "xml", "hermes", "fenced", "bracket"]
 

@@ -28,6 +28,7 @@ _SYSTEM = re.compile(r"\s*(?:You are|You're|Your task|# ?(?:Role|Instructions)|A
 _TRUE, _FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no")
 _VERDICTS = frozenset(("pass", "passed", "fail", "failed", "correct", "incorrect", "success", "failure", "resolved"))
 _REWARDED = "read reward"
+"""The figure that counts rows whose reward was read; it is no finding."""
 _WORDS, _STATUS = 3, 100
 """Words from which a value is text, and characters of one that may say how a run ended."""
 
@@ -88,10 +89,12 @@ def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
     """
     judged, rewarded = [], figures.get(_REWARDED, {}).get("count", 0)
     for name, counts in figures.items():
+        if name == _REWARDED:
+            continue
         where, _, key = name.partition(" ")
         kind, stops = _judged(where, key.rpartition(".")[2], Counter(counts))
         stops &= where != "event" and (kind != "verdict" or counts["count"] > rewarded)
-        judged += [Finding(where, key, counts["count"], kind, stops)] if name != _REWARDED else []
+        judged.append(Finding(where, key, counts["count"], kind, stops))
     return sorted(judged, key=lambda each: (not each.stops, each.where, each.key))
 
 

@@ -103,6 +103,7 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
             table["templates"] = _read_templates(mine[0])
         elif name not in shipped_prompts():
             guess = near(name, [*shipped_prompts(), *(path.name for path in users)])
-            needed = f"{folders[0] / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
+            root = folders[0] if folders else Path("specs")
+            needed = f"{root / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
             raise SpecError(f"{place}: there is no prompt {name!r}.{guess} One of your own is {needed}")
     return resolved

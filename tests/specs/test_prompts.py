@@ -8,7 +8,7 @@ import pytest
 
 from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.specs.load import SpecError, load_specs
-from etpi_assets.specs.prompts import shipped_prompts, shipped_templates
+from etpi_assets.specs.prompts import shipped_prompts, shipped_templates, with_own_prompts
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, Task
 
@@ -93,3 +93,9 @@ def test_steering_needs_a_part_of_that_name(tmp_path):
         file.write_text(file.read_text().replace("false", "true"))
         with pytest.raises(SpecError, match=r"steering\.md"):
             load_specs(tmp_path).get("rollout_set", "own")
+
+
+def test_unknown_prompt_of_a_plugins_spec_is_named_where_there_is_no_folder_of_specs():
+    table = {"agent": {"prompt": "nobody"}}
+    with pytest.raises(SpecError, match="no prompt 'nobody'.*specs/prompts/nobody"):
+        with_own_prompts("rollout_set", table, [], Path("set.toml"))

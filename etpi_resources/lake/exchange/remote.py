@@ -207,7 +207,7 @@ def call_all(pool: ThreadPoolExecutor, calls: Iterable[tuple[Any, ...]]) -> None
             try:
                 call[0](*call[1:])
             except BaseException:
-                failed.set()  # at once: whoever waits for results may see it after the last call
+                failed.set()  # here, since the thread that waits for results may see it after the last call
                 raise
 
     try:
