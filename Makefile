@@ -23,26 +23,26 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages, lab and cluster, DAGSTER_HOME
+setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages, tiny bases, lab and cluster, DAGSTER_HOME
 
 ifdef WRITABLE
 environment: $(VENV)/ready .dagster_home/dagster.yaml .env
 
 SOURCES :=
-INSTALLED = --editable '.[dev]' --editable ./lab --editable ./cluster
+INSTALLED = --editable '.[dev]' --editable ./bases --editable ./lab --editable ./cluster
 else
 environment: writable $(VENV)/ready
 
 # pip writes into the folder it builds, so a checkout that cannot be written is installed from a copy.
-SOURCES := $(shell find etpi etpi_assets etpi_resources/ cluster lab sql -type f -not -name '*.pyc')
-INSTALLED = '$(VENV)/source[dev]' '$(VENV)/source/lab' '$(VENV)/source/cluster'
+SOURCES := $(shell find etpi etpi_assets etpi_resources/ bases cluster lab sql -type f -not -name '*.pyc')
+INSTALLED = $(patsubst %,'$(VENV)/%',source[dev] source/bases source/lab source/cluster)
 endif
 
 writable:
 	@case "$(VENV)" in /*) ;; *) false;; esac && [ -n "$${ETPI_DATA:-}" ] || { \
 	  echo "This checkout cannot be written. Name folders that can: make $(or $(MAKECMDGOALS),setup) VENV=$$HOME/etpi-venv ETPI_DATA=$$HOME/etpi-data"; exit 1; }
 
-$(VENV)/ready: pyproject.toml cluster/pyproject.toml lab/pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
+$(VENV)/ready: pyproject.toml bases/pyproject.toml cluster/pyproject.toml lab/pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -c '$(SUPPORTED)' || { \
 	  echo "etpi needs Python 3.11 to 3.14 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
 	  echo "Found: $$("$(PYTHON)" --version 2>&1 || true). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
@@ -50,7 +50,7 @@ $(VENV)/ready: pyproject.toml cluster/pyproject.toml lab/pyproject.toml constrai
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
 ifndef WRITABLE
 	@rm -rf $(VENV)/source && mkdir $(VENV)/source
-	@cp -R pyproject.toml setup.py README.md LICENSE etpi etpi_assets etpi_resources cluster lab sql $(VENV)/source && chmod -R u+w $(VENV)/source
+	@cp -R pyproject.toml setup.py README.md LICENSE etpi etpi_assets etpi_resources bases cluster lab sql $(VENV)/source && chmod -R u+w $(VENV)/source
 endif
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INSTALLED)
 	@touch $@

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An expected error becomes one message on stderr; any other keeps its traceback.
     """
+    if find_spec("torch") is None:  # transformers would say so whenever it is imported
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         code = etpi.main(arguments, prog_name="etpi", standalone_mode=False) or 0
         if sys.stdout is not None:
@@ -197,8 +200,10 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     from etpi.rehearsal import record
     from etpi.rehearsal.starts import faults
     from etpi_assets.specs.load import load_specs
+    from etpi_resources.errors import require_torch
     from etpi_resources.lake.lake import Lake
 
+    require_torch("a rehearsal")
     specs, root, stopped = load_specs(), Lake.open().root / "rehearsals", False
     for name in experiments:
         rehearsal = record.rehearse(name, specs, root / name, rate)

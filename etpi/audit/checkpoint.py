@@ -16,6 +16,7 @@ from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.tokenizer_files import misread
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import VllmEngine
+from etpi_resources.errors import require_torch
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.trainers.contracts import SavedFigures
 from etpi_resources.trainers.policy_servers import NEARER, stored_dtype_name
@@ -35,11 +36,13 @@ def audit_checkpoint(folder: Path, base: Path, server: Server | None = None) -> 
 
     Raises:
         OSError, ValueError, RuntimeError: the files hold no model, or the adapter does not fit the base.
+        TorchMissing: PyTorch is not installed.
     """
     adapter = next((f for f in (folder, folder / "adapter") if (f / "adapter_config.json").is_file()), None)
     whole = folder if (folder / "config.json").is_file() else None
     if not (adapter or whole):
         raise ValueError(f"{folder} holds neither config.json nor adapter_config.json: name a folder with a checkpoint")
+    require_torch("comparing weights")
     if whole:  # an adapter is served with its base's files
         yield from _of_files(whole, base)
     saved, model, of_base = _compare(whole, adapter, base)

@@ -1,4 +1,4 @@
-"""Check, before a run spends anything, its inputs, sandboxes and trackers, and the bounds of its chat templates."""
+"""Check, before a run spends anything, its inputs, sandboxes and libraries, and the bounds of its chat templates."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step, open_steps
+from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.rewards.functions import check_terms
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.harness import harness_difference
-from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.load import AnySpec, SpecError, Specs
 from etpi_assets.specs.paths import expand, external_path
-from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.rollout_set import EngineSection, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.specs.training import KEEP_GOING
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded
+from etpi_resources.errors import TorchMissing, require_torch
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
@@ -50,21 +52,38 @@ def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[st
 
 
 def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
-    """Check that the trackers of the open trainings are installed, where this interpreter trains.
+    """Check that PyTorch is installed for the open steps that compute with it in this interpreter, and the trackers of
+    open trainings. An interpreter that `ETPI_TRAINER_PYTHON` names checks its own.
 
     Raises:
-        TrackerMissing: one is not; the message names the step and the command that installs it.
+        TorchMissing, TrackerMissing: one is not; the message names the step and the command that installs it.
     """
-    if trainer_python() != sys.executable:
-        return  # the worker checks it in its own
+    trains_here = trainer_python() == sys.executable
     for step in open_steps(steps):
-        spec = specs.get(step.set, step.key) if step.asset in ("sft_checkpoint", "rl_checkpoint") else None
-        if not isinstance(spec, ExperimentSpec):
-            continue
+        spec = specs.get(step.set, step.key)
+        trained = trains_here and isinstance(spec, ExperimentSpec) and _trains(step, spec)
         try:
-            require_trackers(spec.train.report_to)
-        except TrackerMissing as error:
-            raise TrackerMissing(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+            if trained or _acts_here(step, spec):
+                require_torch("training" if trained else "a model in this process")
+            if trained:
+                require_trackers(spec.train.report_to)
+        except (TorchMissing, TrackerMissing) as error:
+            raise type(error)(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+
+
+def _trains(step: Step, spec: ExperimentSpec) -> bool:
+    section = {"sft_checkpoint": spec.train, "rl_checkpoint": spec.rl}.get(step.asset)
+    return section is not None and section.method != "none"
+
+
+def _acts_here(step: Step, spec: AnySpec) -> bool:
+    """Return whether a step runs a model in this process."""
+    match step.asset, spec:
+        case "raw_rollouts", RolloutSetSpec(engine=EngineSection(kind="transformers")):
+            return True
+        case "serving_probe" | "eval_rollouts", ExperimentSpec() if spec.evaluate and spec.base.kind != "none":
+            return serving_kind(spec.serving) == "transformers"
+    return False
 
 
 def plan_warnings(names: Iterable[str], specs: Specs) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etpi_assets import tiny_bases
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
-from etpi_assets.tiny_bases import shipped
 from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
 from etpi_resources.engines import Engine
+from etpi_resources.errors import require_torch
 from etpi_resources.lake.lake import Lake
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: 
     Raises:
         LakeError: the model's files are missing or differ from the spec's; or etpi has no such tiny base.
         PathError: the model's path names a variable that is not set.
+        TorchMissing: the engine runs in this process, and PyTorch is not installed.
         EngineUnavailable: no server answers or starts, or the API key is not set.
     """
     assert section.model
@@ -44,6 +46,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: 
     )
     name = f"{section.teacher}-{identity[:12]}"
     if section.kind == "transformers":
+        require_torch("engine.kind transformers")
         from etpi_resources.engines.transformers import TransformersEngine
 
         return TransformersEngine(folder, name, chat)
@@ -98,7 +101,7 @@ def _local_vllm(
 def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
     """Copy the section's tiny base to the lake, and return its name there."""
     assert section.tiny
-    return f"{LAKE}{shipped.adopt(shipped.require(section.tiny, chat), lake, chat)}"
+    return f"{LAKE}{tiny_bases.adopt(tiny_bases.require(section.tiny, chat), lake, chat)}"
 
 
 def _remote_vllm(section: EngineSection, chat: ChatFormat) -> Engine:

@@ -19,7 +19,7 @@ from etpi_resources.engines.vllm_options import require_allowed
 class TinySection(Section):
     """The embedded base model, a Qwen3 architecture trained from scratch: its size, its corpus, its pretraining."""
 
-    world: Literal["arithmetic_tiny", "coop_tiny", "coop_tiny_shared", "repo_fix_tiny"] = "coop_tiny"
+    world: str = Field(default="coop_tiny", examples=["coop_tiny_shared"])
     """The embedded world whose conversations and exercises the model is pretrained on."""
     hidden: int = 128
     """Hidden size."""

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from etpi_assets import tiny_bases
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.checks import outcome
 from etpi_assets.planning.versions import judge_of
@@ -20,7 +21,6 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import checkpoints, grpo, grpo_checks, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curriculum import chosen_tasks
@@ -59,8 +59,8 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
 
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
-    recipe = shipped.require(section.tiny, chat)
-    checkpoint = shipped.adopt(recipe, run.lake, chat)
+    recipe = tiny_bases.require(section.tiny, chat)
+    checkpoint = tiny_bases.adopt(recipe, run.lake, chat)
     row |= {
         "checkpoint_id": checkpoint,
         "path": str(run.lake.checkpoint_dir(checkpoint).relative_to(run.lake.root)),

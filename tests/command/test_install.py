@@ -23,7 +23,7 @@ from tests.support.web_server import Handler, WebServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "setup.py") + (
-    "etpi", "etpi_assets", "etpi_resources", "cluster", "lab", "sql",
+    "etpi", "etpi_assets", "etpi_resources", "bases", "cluster", "lab", "sql",
 )  # fmt: skip
 AWKWARD = "mes données d'été"
 STRANGER = 64_200

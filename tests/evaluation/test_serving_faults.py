@@ -17,7 +17,7 @@ from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ServingSection
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases.shipped import find
+from etpi_assets.tiny_bases import find
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.engines.serving import Checkpoint, Serving, TransformersServing

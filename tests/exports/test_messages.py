@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from datasets import Json
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etpi_assets.exports import export
-from etpi_assets.exports.conversations import json_fields
+from etpi_assets.exports.conversations import json_fields, read_fraction
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.importers import import_runs
 from etpi_assets.resources import Resources
@@ -156,6 +160,13 @@ def test_fractions_are_read_as_they_are(tmp_path: Path) -> None:
     (row,) = loaded(result.folder / "data/train.parquet", tmp_path / "cache")
     text = result.tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
     assert text == result.texts["calls"] and json.dumps(bound) in text and "-1.64" in text
+
+
+@given(st.decimals(-(2**64), 2**64, allow_nan=False, places=17), st.integers(-20, 20) | st.none())
+def test_fraction_is_read_as_datasets_reads_it(number: Decimal, exponent: int | None) -> None:
+    text = f"{number:f}" + (f"e{exponent}" if exponent is not None else "")
+    read = read_fraction(text)
+    assert read is None or Json().decode_example(text) == read
 
 
 def test_template_that_reads_arguments_as_text_keeps_any_number(tmp_path: Path) -> None:

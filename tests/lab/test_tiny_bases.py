@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from etpi_assets import tiny_bases as shipped_bases
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_lab.tiny_bases import rebuild as rebuild_bases
 from etpi_lab.tiny_bases import recipe as tiny_base
 from etpi_resources.chat.format import ChatFormat
@@ -38,13 +38,14 @@ def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
     before = shipped_bases.find(section, chat)
     assert before is not None
     model = tmp_path / "model"
-    shutil.copytree(before.folder, model)
+    replaced = before.folder
+    shutil.copytree(replaced, model)
     weights = load_file(model / shipped_bases.WEIGHTS)
     next(iter(weights.values())).view(-1)[0] += 1
     save_file(weights, model / shipped_bases.WEIGHTS, metadata={"format": "pt"})
     report = before.model_dump(mode="json")
     after = rebuild_bases.ship(section, chat, report, model)
-    assert not before.folder.exists() and shipped_bases.find(section, chat) == after
+    assert not replaced.exists() and shipped_bases.find(section, chat) == after
     assert after.folder.parent == copied and after.weights == sha256_of(after.folder / shipped_bases.WEIGHTS)
     bad = report | {"log": [line | {"loss": 5.0} for line in report["log"]]}
     with pytest.raises(RuntimeError, match="not shipped"):

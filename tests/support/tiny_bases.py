@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.tiny_bases import shipped
+from etpi_assets import tiny_bases
 
 
 def copy_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copy the shipped bases, have etpi use the copy, and return its folder."""
+    (package,) = tiny_bases.packages()
     folder = tmp_path / "shipped"
-    shutil.copytree(shipped.FOLDER, folder)
-    monkeypatch.setattr(shipped, "FOLDER", folder)
+    shutil.copytree(package, folder)
+    monkeypatch.setattr(tiny_bases, "packages", lambda: [folder])
     return folder

@@ -84,7 +84,7 @@ def chat_template(name: str = "qwen3") -> str:
         ModuleNotFoundError: `trl` is not installed.
         FileNotFoundError: TRL has no such template; the message lists its templates.
     """
-    folder = _package_file("trl", "chat_templates", install="trl")
+    folder = _package_file("trl", "chat_templates", install="'etpi[train]'")
     path = folder / f"{name}.jinja"
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.jinja"))

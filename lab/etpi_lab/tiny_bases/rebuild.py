@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import etpi_tiny_bases
+from etpi_assets import tiny_bases as shipped_bases
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_lab.tiny_bases import recipe as tiny_base
 from etpi_lab.tiny_bases.worker import BaseWorkerResult
 from etpi_resources.chat.format import ChatFormat, load_chat_format
@@ -20,7 +21,7 @@ from etpi_resources.trainers.pipes import run_worker
 
 MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
 MAX_BYTES = 4_000_000
-"""Upper bound of a base's weights, because every clone and wheel contains them."""
+"""Upper bound of a base's weights, because every clone contains them."""
 
 
 def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
@@ -62,13 +63,15 @@ def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], mode
         weights=sha256_of(model / shipped_bases.WEIGHTS),
         **{name: report[name] for name in ("dtype", "parameters", "seconds", "device", "libraries", "log")},
     )
-    before = shipped_bases.find(section, chat)
-    if before is not None:
+    home = Path(etpi_tiny_bases.__file__).parent
+    if before := shipped_bases.find(section, chat):
+        home = before.folder.parent
         shutil.rmtree(before.folder)
-    recipe.folder.mkdir(parents=True, exist_ok=True)
+    folder = home / recipe.name
+    folder.mkdir(parents=True, exist_ok=True)
     for name in MODEL_FILES:
-        shutil.copyfile(model / name, recipe.folder / name)
-    (recipe.folder / shipped_bases.RECIPE).write_text(recipe.model_dump_json(indent=1) + "\n")
+        shutil.copyfile(model / name, folder / name)
+    (folder / shipped_bases.RECIPE).write_text(recipe.model_dump_json(indent=1) + "\n")
     return recipe
 
 

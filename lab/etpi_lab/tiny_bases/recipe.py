@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases.shipped import Corpus
+from etpi_assets.tiny_bases import Corpus
 from etpi_lab.tiny_bases.corpora import arithmetic_tiny, coop_tiny, coop_tiny_shared, repo_fix_tiny
 from etpi_lab.tiny_bases.worker import BaseWorkerConfig
 from etpi_resources.chat.format import ChatFormat

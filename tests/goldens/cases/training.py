@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from etpi_assets.evaluation import blame
 from etpi_assets.specs.experiment import BaseSection
 from etpi_assets.specs.training import TrainSection
-from etpi_assets.tiny_bases.shipped import shipped
+from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import curves, sft
 from etpi_assets.training.checkpoints import LakeCheckpoint, SftReport, pointer
 from etpi_resources.lake.schemas import from_rows

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from etpi_assets import tiny_bases as shipped_bases
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash, sha256_of
 from tests.support.tiny_bases import copy_shipped
@@ -33,7 +33,8 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():
     result = [shipped_bases.find(section, chat) for section, chat in USED]
-    folders = {path.parent.name for path in shipped_bases.FOLDER.glob("*/model.safetensors")}
+    (package,) = shipped_bases.packages()
+    folders = {path.parent.name for path in package.glob("*/model.safetensors")}
     assert {recipe.folder.name for recipe in result if recipe is not None} == folders and len(folders) == len(USED)
     chat = load_chat_format("tiny")
     for name, rollouts in load_shipped().rollout_sets.items():
@@ -67,8 +68,22 @@ def test_shipped_base_is_published_without_training(tmp_path: Path, section: Tin
 def test_another_section_or_template_has_no_shipped_base():
     section, chat = SMALLEST
     assert shipped_bases.find(section.model_copy(update={"seed": 1}), chat) is None
-    with pytest.raises(LakeError, match=r"no tiny base of etpi.*arithmetic_tiny.*etpi lab tiny-bases"):
+    with pytest.raises(LakeError, match=r"no tiny base has.*arithmetic_tiny.*etpi lab tiny-bases"):
         shipped_bases.require(section, load_chat_format("tiny", "terminal"))
+
+
+def test_bases_come_from_installed_packages(monkeypatch: pytest.MonkeyPatch, copied: Path, tmp_path: Path):
+    section, chat = SMALLEST
+    recipe, other = shipped_bases.require(section, chat), tmp_path / "other"
+    other.mkdir()
+    recipe.folder.rename(other / recipe.name)
+    with pytest.raises(LakeError, match="coop_tiny, coop_tiny_shared, repo_fix_tiny"):
+        shipped_bases.require(section, chat)
+    monkeypatch.setattr(shipped_bases, "packages", lambda: [copied, other])
+    assert shipped_bases.require(section, chat).folder == other / recipe.name
+    monkeypatch.setattr(shipped_bases, "packages", list)
+    with pytest.raises(LakeError, match="pip install etpi-tiny-bases"):
+        shipped_bases.require(section, chat)
 
 
 def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):

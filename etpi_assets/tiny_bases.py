@@ -1,6 +1,7 @@
-"""Tiny bases in the package: find them, verify their bytes, and copy them to the lake.
+"""Tiny bases of installed packages: find them, verify their bytes, and copy them to the lake.
 
-A base is a folder of `etpi_assets/tiny_bases`, named after its world and the hash of its weights; the lab trains them.
+A base is a folder, named after its world and the hash of its weights, in a package that an entry point of the group
+`etpi.tiny_bases` names. etpi's own are those of the distribution etpi-tiny-bases; the lab trains them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +23,13 @@ from etpi_resources.trainers.precision import Dtype
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
-FOLDER = Path(__file__).parent
+PACKAGES = "etpi.tiny_bases"
+"""The group of entry points that name packages of tiny bases."""
 RECIPE = "recipe.json"
 WEIGHTS = "model.safetensors"
 REBUILD = "etpi lab tiny-bases"
 """The command that rebuilds them in a checkout."""
+INSTALL = "pip install etpi-tiny-bases"
 
 
 class Corpus(BaseModel):
@@ -62,8 +67,14 @@ class Recipe(BaseModel):
     log: list[dict[str, float]]
 
     @property
+    def name(self) -> str:
+        """The name of the base's folder."""
+        return f"{self.section.world}-{self.weights[:12]}"
+
+    @property
     def folder(self) -> Path:
-        return FOLDER / f"{self.section.world}-{self.weights[:12]}"
+        """The base's folder in the package that has it. Raises StopIteration: no installed package has it."""
+        return next(folder for folder in packages() if (folder / self.name).is_dir()) / self.name
 
 
 def find(section: TinySection, chat: ChatFormat) -> Recipe | None:
@@ -78,17 +89,28 @@ def require(section: TinySection, chat: ChatFormat) -> Recipe:
     Raises:
         LakeError: there is none.
     """
-    if (recipe := find(section, chat)) is None:
-        raise LakeError(
-            f"no tiny base of etpi has this [base.tiny] of {section.world}, this tokenizer and this template: remove "
-            f"the keys that differ from a shipped experiment's, or train the base with the lab (`{REBUILD}`)"
-        )
-    return recipe
+    if (recipe := find(section, chat)) is not None:
+        return recipe
+    worlds = sorted({base.section.world for base in shipped()})
+    if not worlds:
+        raise LakeError(f"no tiny base is installed, and this spec starts from that of {section.world}: {INSTALL}")
+    raise LakeError(
+        f"no tiny base has this [base.tiny] of {section.world}, this tokenizer and this template; there are bases of "
+        f"{', '.join(worlds)}. Remove the keys that differ from a shipped experiment's, or train the base with the lab "
+        f"(`{REBUILD}`)"
+    )
 
 
 def shipped() -> list[Recipe]:
-    """Return the recipes of all shipped bases, in the order of their folders' names."""
-    return [Recipe.model_validate_json(path.read_bytes()) for path in sorted(FOLDER.glob(f"*/{RECIPE}"))]
+    """Return the recipes of all installed bases, in the order of packages and of their folders' names."""
+    files = (path for folder in packages() for path in sorted(folder.glob(f"*/{RECIPE}")))
+    return [Recipe.model_validate_json(path.read_bytes()) for path in files]
+
+
+def packages() -> list[Path]:
+    """Return the folders of the packages with tiny bases, in the order of their names; none is imported."""
+    specs = (find_spec(name) for name in sorted({point.module for point in entry_points(group=PACKAGES)}))
+    return [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
 
 
 def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
@@ -101,7 +123,7 @@ def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
     if actual != recipe.weights:
         raise LakeError(
             f"{recipe.folder / WEIGHTS} is damaged: its sha256 is {actual}, but {RECIPE} there has {recipe.weights}. "
-            f"Restore the file (git checkout, or reinstall etpi), or rebuild the base: {REBUILD}"
+            f"Restore the file (git checkout, or install its package again), or rebuild the base: {REBUILD}"
         )
     folder = Path(tempfile.mkdtemp(prefix="shipped-", dir=lake.scratch("base")))
     for path in recipe.folder.iterdir():
