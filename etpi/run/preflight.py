@@ -61,11 +61,11 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
     trains_here = trainer_python() == sys.executable
     for step in open_steps(steps):
         spec = specs.get(step.set, step.key)
-        trained = trains_here and isinstance(spec, ExperimentSpec) and _trains(step, spec)
         try:
-            if trained or _acts_here(step, spec):
-                require_torch("training" if trained else "a model in this process")
-            if trained:
+            if _acts_here(step, spec):
+                require_torch("a model in this process")
+            if trains_here and isinstance(spec, ExperimentSpec) and _trains(step, spec):
+                require_torch("training")
                 require_trackers(spec.train.report_to)
         except (TorchMissing, TrackerMissing) as error:
             raise type(error)(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error

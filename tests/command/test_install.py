@@ -1,4 +1,5 @@
-"""Installing: `make` in awkward checkouts, the wheel outside one, and users without root.
+"""Installing: `make` in awkward checkouts, the wheel outside one, without the packages of training, and users without
+root.
 
 Nothing is fetched: a fresh virtual environment sees this one's packages through a `.pth` file, so pip finds every
 requirement satisfied and installs etpi alone.
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_runs import recorded_run, write_runs
 from tests.support.small_specs import write_small_specs
 from tests.support.web_server import Handler, WebServer
 
@@ -28,6 +30,14 @@ PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"
 AWKWARD = "mes données d'été"
 STRANGER = 64_200
 """An unprivileged user and group that owns nothing."""
+
+OF_TRAINING = ("torch", "functorch", "trl", "peft", "accelerate", "datasets", "pandas", "gguf", "llguidance")
+"""Modules that only the extra `train` installs, directly or not."""
+WITHOUT = f"""import sys
+sys.modules.update(dict.fromkeys({OF_TRAINING}))  # an import of a module that is None fails
+from etpi.cli import main
+print([main(words.split()) for words in sys.argv[1:]])
+"""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user or mount")
 
@@ -52,13 +62,14 @@ def _checkout(folder: Path) -> Path:
     return folder
 
 
-def _environment(folder: Path, python: str = sys.executable) -> Path:
-    """A virtual environment without etpi that sees this one's packages."""
+def _environment(folder: Path, python: str = sys.executable, without: tuple[str, ...] = ()) -> Path:
+    """A virtual environment without etpi that sees this one's packages, but not those whose names begin `without`."""
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     (site / "ours").mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.suffix != ".pth" and not entry.name.startswith(("etpi", "__editable__")):  # these show this checkout
+        hidden = ("etpi", "__editable__", *without)  # the first two show this checkout
+        if entry.suffix != ".pth" and not entry.name.startswith(hidden):
             (site / "ours" / entry.name).symlink_to(entry)
     (site / "ours.pth").write_text(str(site / "ours") + "\n", encoding="utf-8")
     return folder
@@ -161,6 +172,38 @@ def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
                 assert (site / package / file.relative_to(ROOT / package)).is_file(), file
     for file in (ROOT / "sql").rglob("*.sql"):
         assert (site / "etpi_resources" / file.relative_to(ROOT)).is_file(), file
+
+
+@pytest.mark.slow
+def test_a_wheel_without_training_imports_audits_exports_and_shows(tmp_path: Path):
+    environment = _environment(tmp_path / "venv", without=OF_TRAINING)
+    pip, etpi = [str(environment / "bin/python"), "-m", "pip"], str(environment / "bin/etpi")
+    source, work = _checkout(tmp_path / "source"), tmp_path / "empty"
+    built = _run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), ".", "./bases"], source)
+    assert built.returncode == 0, built.stderr
+    assert next(tmp_path.glob("etpi-*.whl")).stat().st_size < 4_000_000
+    # Without --no-deps: pip finds every requirement of etpi itself satisfied.
+    installed = _run([*pip, "install", *map(str, tmp_path.glob("etpi*.whl"))], tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    work.mkdir()
+    write_runs(work, [recorded_run(number, turns) for number, turns in enumerate((2, 3, 4))])
+    for words in (
+        "init runs runs.jsonl --model tiny --yes --name mine", "run mine", "status mine", "verify",
+        "audit runs.jsonl --model tiny", "view --export mine pages", "sql -c SELECT(1)",
+        *(f"export mine --format {name} --to {name}" for name in ("trl", "trl_messages", "verl_sft", "tito", "hub")),
+    ):  # fmt: skip
+        done = _run([etpi, *words.split()], work)
+        assert done.returncode == 0, words + done.stdout + done.stderr
+    assert (work / "pages/index.html").is_file() and (work / "trl/data/train.parquet").is_file()
+
+
+def test_audit_needs_no_package_of_training_and_a_training_names_the_extra(tmp_path: Path):
+    write_runs(tmp_path, [recorded_run(0, 2)])
+    words = ["audit runs.jsonl --model tiny", "run plan_first_tiny"]
+    done = _run([sys.executable, "-c", WITHOUT, *words], tmp_path, PYTHONPATH=str(ROOT))
+    assert done.stdout.endswith("[0, 1]\n"), done.stderr
+    assert "sft_checkpoint of plan_first_tiny" in done.stderr and "pip install 'etpi[train]'" in done.stderr
+    assert "Traceback" not in done.stderr and "PyTorch was not found" not in done.stderr
 
 
 @pytest.mark.slow
