@@ -43,7 +43,7 @@ def run_experiments(
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
-        TorchMissing, TrackerMissing: PyTorch or a tracker of `train.report_to` is not installed; nothing was run.
+        PackageMissing, TrackerMissing: PyTorch or a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
         LakeError: ETPI_CATALOG names a file that is no catalog.
     """

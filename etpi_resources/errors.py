@@ -7,11 +7,11 @@ class ExpectedError(Exception):
     """An error whose message is all that a person needs: commands and Dagster show it without a stack trace."""
 
 
-class TorchMissing(ExpectedError, ImportError):
-    """PyTorch is not installed; the message has the command that installs it."""
+class PackageMissing(ExpectedError, ModuleNotFoundError):
+    """A package of an extra is not installed; the message has the command that installs it."""
 
 
 def require_torch(purpose: str) -> None:
-    """Raise TorchMissing if this interpreter lacks PyTorch, without which etpi reads, imports, audits and exports."""
+    """Raise PackageMissing if this interpreter lacks PyTorch, without which etpi reads, imports, audits and exports."""
     if find_spec("torch") is None:
-        raise TorchMissing(f"{purpose} needs PyTorch, which is not installed here: pip install 'etpi[train]'")
+        raise PackageMissing(f"{purpose} needs PyTorch, which is not installed here: pip install 'etpi[train]'")

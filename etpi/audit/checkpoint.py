@@ -36,7 +36,7 @@ def audit_checkpoint(folder: Path, base: Path, server: Server | None = None) -> 
 
     Raises:
         OSError, ValueError, RuntimeError: the files hold no model, or the adapter does not fit the base.
-        TorchMissing: PyTorch is not installed.
+        PackageMissing: PyTorch is not installed.
     """
     adapter = next((f for f in (folder, folder / "adapter") if (f / "adapter_config.json").is_file()), None)
     whole = folder if (folder / "config.json").is_file() else None

@@ -21,7 +21,7 @@ from etpi_assets.specs.training import KEEP_GOING
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded
-from etpi_resources.errors import TorchMissing, require_torch
+from etpi_resources.errors import PackageMissing, require_torch
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
@@ -56,7 +56,7 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
     open trainings. An interpreter that `ETPI_TRAINER_PYTHON` names checks its own.
 
     Raises:
-        TorchMissing, TrackerMissing: one is not; the message names the step and the command that installs it.
+        PackageMissing, TrackerMissing: one is not; the message names the step and the command that installs it.
     """
     trains_here = trainer_python() == sys.executable
     for step in open_steps(steps):
@@ -67,7 +67,7 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
             if trains_here and isinstance(spec, ExperimentSpec) and _trains(step, spec):
                 require_torch("training")
                 require_trackers(spec.train.report_to)
-        except (TorchMissing, TrackerMissing) as error:
+        except (PackageMissing, TrackerMissing) as error:
             raise type(error)(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
 
 

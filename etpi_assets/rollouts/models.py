@@ -32,7 +32,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: 
     Raises:
         LakeError: the model's files are missing or differ from the spec's; or etpi has no such tiny base.
         PathError: the model's path names a variable that is not set.
-        TorchMissing: the engine runs in this process, and PyTorch is not installed.
+        PackageMissing: the engine runs in this process, and PyTorch is not installed.
         EngineUnavailable: no server answers or starts, or the API key is not set.
     """
     assert section.model

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etpi_resources.errors import PackageMissing
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -43,7 +45,7 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
     It is built once per process, in about 2 s.
 
     Raises:
-        ModuleNotFoundError: `dashscope` is not installed; the message names the extra to install.
+        PackageMissing: `dashscope` is not installed; the message names the extra to install.
         ValueError: the ranks are not Qwen's, because `dashscope` is another release.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -81,7 +83,7 @@ def chat_template(name: str = "qwen3") -> str:
     """Return one of TRL's chat templates by file stem ("qwen3", "qwen3_training", "qwen3_instruct_2507", ...).
 
     Raises:
-        ModuleNotFoundError: `trl` is not installed.
+        PackageMissing: `trl` is not installed.
         FileNotFoundError: TRL has no such template; the message lists its templates.
     """
     folder = _package_file("trl", "chat_templates", install="'etpi[train]'")
@@ -97,7 +99,7 @@ def chat_templates() -> frozenset[str]:
     """Return all of TRL's chat templates; none if it is not installed."""
     try:
         folder = _package_file("trl", "chat_templates", install="trl")
-    except ModuleNotFoundError:
+    except PackageMissing:
         return frozenset()
     return frozenset(path.read_text(encoding="utf-8") for path in folder.glob("*.jinja"))
 
@@ -106,7 +108,7 @@ def _package_file(package: str, relative: str, *, install: str) -> Path:
     """Return the path of a file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
+        raise PackageMissing(
             f"the qwen3 chat format needs {relative} of the package {package!r}, which is not installed: "
             f"pip install {install}"
         )
