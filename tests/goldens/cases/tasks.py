@@ -483,15 +483,15 @@ class TestKnot(unittest.TestCase):
 
 @case("judge", "holes")
 def holes() -> dict[str, Any]:
-    holed = dig(TESTS, "k_")
+    holed = dig({"test_moor.py": TESTS}, "k_")
     return {
-        "text": holed.text,
+        "text": holed.files,
         "holes": holed.holes,
         "cells": holed.cells,
         "tests": {name: [vars(each) for each in several] for name, several in holed.tests.items()},
         "reversible": sorted(holed.reversible),
-        "reversed": dig(TESTS, "k_", (), sorted(holed.reversible)).text,
-        "unread": dig("def test_x(:\n", "k_").text,
+        "reversed": dig({"test_moor.py": TESTS}, "k_", {}, sorted(holed.reversible)).files,
+        "unread": dig({"test_x.py": "def test_x(:\n"}, "k_").files,
     }
 
 
