@@ -19,7 +19,7 @@ import json
 import keyword
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -37,13 +37,13 @@ from etpi_assets.tasks.family import (
     require_heldout,
     with_defaults,
 )
-from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
-from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, must, put_tests
+from etpi_assets.tasks.frozen import Changes, put_changes
+from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, merge, must, put_tests
 from etpi_assets.tasks.proof import Tests
 from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
-from etpi_resources.sandboxes import Sandbox, SandboxFactory
+from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/workspace/repo"
 PATCHES = "/patches"
@@ -80,7 +80,6 @@ _DEFINED = re.compile(
 _LANGUAGE = frozenset({*dir(builtins), *keyword.kwlist, "self", "null", "undefined", "func", "string", "number"})
 
 _PYTHON_FILE = re.compile(r"^\+\+\+ b/\S+\.py\s*$", re.MULTILINE)
-_GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 _CLEAN = "git reset -q --hard && git clean -fdq"
 
 _Place = tuple[str, str]
@@ -92,7 +91,7 @@ class FeatureTrial(PatchTrial):
 
     prepare = f"rm -f .git/index.lock; {_CLEAN} && {places.FORGET_HISTORY}"
     folders = (PATCHES,)
-    patches = autoload = True
+    autoload = True
 
     @property
     def live(self) -> Mapping[str, Any]:
@@ -105,20 +104,13 @@ class FeatureTrial(PatchTrial):
     @property
     def needs(self) -> object:
         live = self.live
-        return [live["place"]["image"], live["runner"], live["tests"][self.key], live["patches"][self.key]]
-
-    def command(self) -> str:
-        runner = f"{PATCHES}/runner.sh" if self.live["runner"] else "/usr/local/bin/runner.sh"
-        return f"bash {runner} tests{self.key}.patch"
-
-    def put_tests(self, sandbox: Sandbox) -> None:
-        apply_patch(sandbox, self.live["tests"][self.key], index=True)
+        return [live["place"]["image"], live["runner"], self.hidden, live["patches"][self.key]]
 
     def solve(self, sandbox: Sandbox) -> None:
         """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
         if self.live["combined"]:
             return apply_patch(sandbox, self.live["combined"])
-        if problem := _merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
+        if problem := merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
             raise OSError(f"the features' own patches conflict: {problem}")
         return None
 
@@ -136,7 +128,7 @@ class FeatureTrial(PatchTrial):
         if self.live["runner"]:
             sandbox.write_files({f"{INBOX}/runner.sh": self.live["runner"]})
             must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
-        return f"{self.command()} work.patch" if changes else self.command()
+        return f"{self.command} work.patch" if changes else self.command
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         passed, failed = counts(test.output)
@@ -188,32 +180,15 @@ class CooperBench(PatchFamily):
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
     def trials(self, task: Task) -> Sequence[PatchTrial]:
-        tests = _live_payload(task)["tests"]
-        return [FeatureTrial(self, task, n, _PYTHON_FILE.search(text) is not None) for n, text in tests.items()]
-
-    def merged(
-        self, trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
-    ) -> tuple[str, Changes]:
-        if work[0] == work[-1]:
-            return "identical", work[0]
-        with trial.tree(sandboxes) as sandbox:
-            if _merge(sandbox, [partial(put_changes, changes=changes) for changes in work]):
-                return "conflicts", work[0]
-            return "clean", counted_changes(before, sandbox.read_files())
+        live = _live_payload(task)
+        runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
+        return [
+            FeatureTrial(self, task, tests, f"bash {runner} tests{n}.patch", n, _PYTHON_FILE.search(tests) is not None)
+            for n, tests in live["tests"].items()
+        ]
 
 
 FAMILY = CooperBench()
-
-
-def _merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str | None:
-    """Merge both works on a tree, each on a branch of its own; return git's words if they conflict."""
-    base = must(sandbox, "git rev-parse HEAD").strip()
-    for number, work in enumerate(works, 1):
-        must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b agent{number}")
-        work(sandbox)
-        must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m agent{number}")
-    done = sandbox.run(f"{_GIT} merge -q --no-edit --no-ff agent1")
-    return f"git merge: {done.output[-500:]}" if done.exit_code else None
 
 
 def _live_payload(task: Task) -> Mapping[str, Any]:

@@ -351,7 +351,7 @@ new file mode 100644
 def swe_bench_test_files() -> dict[str, Any]:
     """Paths of a test patch: renames, copies, blanks, quotes, no prefixes."""
     (task,) = tasks_of(swe_bench.FAMILY, path=rows_file(repository().swe_row(test_patch=TEST_PATCH)))
-    return {"test_files": task.payload["test_files"], "command": swe_bench.FAMILY.trials(task)[0].command()}
+    return {"test_files": task.payload["test_files"], "command": swe_bench.FAMILY.trials(task)[0].command}
 
 
 @case("family.harbor", "task")
