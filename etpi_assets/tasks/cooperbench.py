@@ -28,15 +28,7 @@ from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import (
-    RejectedInput,
-    Role,
-    SandboxNeeds,
-    Task,
-    named_path,
-    require_heldout,
-    with_defaults,
-)
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, require_heldout
 from etpi_assets.tasks.frozen import Changes, put_changes
 from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, merge, must, put_tests
 from etpi_assets.tasks.proof import Tests
@@ -140,27 +132,24 @@ class FeatureTrial(PatchTrial):
 class CooperBench(PatchFamily):
     """The family `cooperbench`."""
 
+    name, data = "cooperbench", "the folder of CooperBench's repositories"
     params = PARAMS
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield tasks ordered by repository, task and features. `seed` has no effect.
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield tasks ordered by repository, task and features.
 
         An unreadable feature is rejected once, with the number of pairs it removes; each requested pair that does not
         exist is rejected by name.
 
-        Raises:
-            ValueError: unknown params, no path, or a misspelt held-out repository.
-            FileNotFoundError: nothing at the path, or no such subset.
+        Raises ValueError for a misspelt held-out repository, FileNotFoundError if there is no such subset.
         """
-        chosen = with_defaults(suite, "cooperbench", params, PARAMS)
-        root = named_path(suite, chosen, "the folder of CooperBench's repositories")
-        if not root.is_dir():
-            raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
-        wanted = _wanted(root, chosen)
-        require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(root)})
-        for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
+        if not path.is_dir():
+            raise FileNotFoundError(f"suite {suite}: params.path: {path} is no folder")
+        wanted = _wanted(path, chosen)
+        require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(path)})
+        for place in sorted(set(_places(path)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
             if not chosen["repos"] or place[0] in chosen["repos"]:
-                yield from _tasks_of(root, suite, place, None if wanted is None else wanted.get(place, []), chosen)
+                yield from _tasks_of(path, suite, place, None if wanted is None else wanted.get(place, []), chosen)
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]
@@ -252,11 +241,8 @@ def _tasks_of(
         elif faults := [unreadable[n] for n in (a, b) if n in unreadable]:
             yield RejectedInput(task_id, "unreadable_feature", "; ".join(faults))
         else:
-            split = "heldout" if repo in chosen["heldout_repos"] else "train"
-            of_pair = {str(n): features[n] for n in (a, b)}
-            task = Task.hashed(task_id, suite, repo, split, _instruction(of_pair), _payload(of_pair))
             try:
-                yield _with_live_payload(task, root, place, of_pair, chosen) if chosen["sandbox"] else task
+                yield _task(root, suite, task_id, {str(n): features[n] for n in (a, b)}, chosen)
             except (OSError, UnicodeDecodeError) as error:
                 yield RejectedInput(task_id, "unreadable_patch", str(error))
 
@@ -279,25 +265,25 @@ def _feature(root: Path, folder: str) -> dict[str, Any]:
     }
 
 
-def _payload(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
+def _task(
+    root: Path, suite: str, task_id: str, features: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Any]
+) -> Task:
+    """Return the task of two features; with a sandbox also their patches, tests and environment.
+
+    Its content hash is independent of their location."""
+    repo, number, _ = task_id.split("/")
+    below = f"{repo}/task{number}"
+    payload = {
         "features": list(features),
-        "texts": {number: feature["text"] for number, feature in features.items()},
-        "files": {number: feature["files"] for number, feature in features.items()},
+        "texts": {n: feature["text"] for n, feature in features.items()},
+        "files": {n: feature["files"] for n, feature in features.items()},
         "entities": sorted({entity for feature in features.values() for entity in feature["entities"]}),
     }
-
-
-def _instruction(features: Mapping[str, Mapping[str, Any]]) -> str:
-    return "\n\n".join(f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items())
-
-
-def _with_live_payload(
-    task: Task, root: Path, place: _Place, features: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Any]
-) -> Task:
-    """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
-    repo, number = place
-    below = f"{repo}/task{number}"
+    instruction = "\n\n".join(f"# Feature {n}\n\n{text.strip()}" for n, text in payload["texts"].items())
+    split = "heldout" if repo in chosen["heldout_repos"] else "train"
+    task = Task.hashed(task_id, suite, repo, split, instruction, payload)
+    if not chosen["sandbox"]:
+        return task
     held = {
         name: read_inside(root, f"{below}/{name}").decode() if (root / below / name).is_file() else ""
         for name in ("combined.patch", "runner.sh")
@@ -310,7 +296,7 @@ def _with_live_payload(
     }
     image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
     named: dict[str, Any] = {"image": None, "build": root / below} if chosen["images"] == "build" else {"image": image}
-    machine = places.make_place(task.suite, chosen, key=below, workdir=WORKDIR, **named)
+    machine = places.make_place(suite, chosen, key=below, workdir=WORKDIR, **named)
     digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
     return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
 

@@ -116,10 +116,7 @@ class PatchTrial(Trial):
         counted = {path: text for path, text in work.items() if path not in tests.paths}
         with self.tree(sandboxes, record=record) as sandbox:
             command = command_with_downloads(self.place, self.start(sandbox, counted, tests))
-            if recorded:
-                return run_graded(sandbox, command, roots=self.roots, plugins=tests.plugins)
-            done = sandbox.run(command)
-        return GradedRun(done.output, done.exit_code, done.timed_out)
+            return run_graded(sandbox, command, recorded=recorded, roots=self.roots, plugins=tests.plugins)
 
 
 class PatchFamily(TestedFamily):
