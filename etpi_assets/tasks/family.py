@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,13 +183,9 @@ def _below(files: Mapping[str, str], folder: str) -> dict[str, str]:
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`.
 
-    The methods with a body are defaults of a class that inherits this one: tasks at a path, a single agent, an empty
-    workspace, no commands that solve a task, nothing to name, and tasks that are proved by those commands."""
+    The methods with a body are defaults of a class that inherits this one: a single agent, an empty workspace, no
+    commands that solve a task, nothing to name, and tasks that are proved by those commands."""
 
-    name: str
-    """The family's name in errors."""
-    data: str
-    """A phrase for what is at a suite's `params.path`, if its tasks are there."""
     params: Mapping[str, Any]
     """A suite's params and their defaults; `sandbox` is one of them."""
     feature_id: str = "task"
@@ -217,18 +214,7 @@ class Family(Protocol):
         return {**self.params, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield the suite's tasks, deterministic in (seed, params), and a RejectedInput for each unreadable input.
-
-        Raises:
-            ValueError: unknown params, or no path. As `read_path`.
-        """
-        chosen = with_defaults(suite, self.name, params, self.params)
-        return self.read_path(suite, seed, named_path(suite, chosen, self.data), chosen)
-
-    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield the tasks and rejections of a path. `chosen`: the suite's params, with defaults.
-
-        Raises FileNotFoundError if nothing is there."""
+        """Yield the suite's tasks, deterministic in (seed, params), and a RejectedInput for each unreadable input."""
         ...
 
     def roles(self, task: Task) -> Sequence[Role]:
@@ -279,6 +265,26 @@ class Family(Protocol):
     def reference_commands(self, task: Task) -> Sequence[str]:
         """Return bash commands that solve a task of one agent, by which it is proved."""
         return self.solve(task, self.roles(task)[0])
+
+
+class FilesFamily(Family):
+    """A family whose tasks are in files at `params.path`."""
+
+    name: str
+    """The family's name in errors."""
+    data: str
+    """A phrase for these files, in errors."""
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield the suite's tasks and rejections. Raises ValueError for unknown params or no path; as `read_path`."""
+        chosen = with_defaults(suite, self.name, params, self.params)
+        return self.read_path(suite, seed, named_path(suite, chosen, self.data), chosen)
+
+    @abstractmethod
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield the tasks and rejections of a path. Raises FileNotFoundError if nothing is there.
+
+        `chosen`: the suite's params, with defaults."""
 
 
 @runtime_checkable

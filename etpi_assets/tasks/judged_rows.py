@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
+from etpi_assets.tasks.family import FilesFamily, RejectedInput, Role, Task, Verdict
 from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -26,7 +26,7 @@ in the sandboxes only."""
 
 
 @dataclass(frozen=True)
-class JudgedRows(Family):
+class JudgedRows(FilesFamily):
     """The family of one judge.
 
     Attributes:

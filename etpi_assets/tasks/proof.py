@@ -38,7 +38,7 @@ from etpi_assets.tasks.family import (
     CHEATED,
     REFERENCE_RUNS,
     REVERSED,
-    Family,
+    FilesFamily,
     Rejected,
     RejectedInput,
     Task,
@@ -134,7 +134,7 @@ class Trial(ABC):
             downloads.recorded(self.place, self.needs, run)
 
 
-class TestedFamily(Family):
+class TestedFamily(FilesFamily):
     """A family whose tasks are proved and judged by runs of hidden tests."""
 
     __test__: ClassVar[bool] = False  # for pytest

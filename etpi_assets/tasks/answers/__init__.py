@@ -18,7 +18,7 @@ from etpi_assets.tasks.family import (
     BLIND,
     REFERENCE_RUNS,
     UNCHALLENGED,
-    Family,
+    FilesFamily,
     RejectedInput,
     SandboxNeeds,
     Task,
@@ -47,7 +47,7 @@ program. grader: of mathematical answers, "hardened", or "published", as math-ve
 command_seconds, memory_gib: limits of a tool call and of a test."""
 
 
-class Answers(Family):
+class Answers(FilesFamily):
     """The family `answers`."""
 
     name, data = "answers", "the rows (.jsonl, .json, .parquet)"
