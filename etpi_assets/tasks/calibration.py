@@ -7,6 +7,7 @@ those of the reference. A calibration notes which assertions can have holes, and
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from etpi_assets.tasks.reports import Outcomes
 
 _VALUES = Path(__file__).with_name("values.py")
 _COMPARE_SECONDS = 60
+_CELL = re.compile(r"Cell\('(\w+)'\)")
 _CALIBRATIONS = 5
 """Runs of the reference, at most, to find the assertions that holes do not fit."""
 _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "xfailed": "PASSED", "xpassed": "FAILED"}
@@ -81,8 +83,8 @@ class TestRun:
         calibration: that of the reference.
         failed: node ids that fail by what was recorded -> the reason.
         turned_over, cheated: node ids with a reversed assertion that failed, and that passed.
-        dug: path -> the file with holes.
-        reasons, sizes: of each record, as `values` says.
+        dug: the files with holes.
+        compared: (the reason why it disagrees or None, the length of a text that is searched) of each record.
     """
 
     __test__: ClassVar[bool] = False  # for pytest
@@ -91,9 +93,8 @@ class TestRun:
     failed: dict[str, str] = field(default_factory=dict)
     turned_over: set[str] = field(default_factory=set)
     cheated: list[str] = field(default_factory=list)
-    dug: Mapping[str, Holed] = field(default_factory=dict)
-    reasons: Sequence[str | None] = ()
-    sizes: Sequence[int] = ()
+    dug: Holed = field(default_factory=Holed)
+    compared: Sequence[tuple[str | None, int]] = ()
 
     @property
     def output(self) -> str:
@@ -122,41 +123,30 @@ class TestRun:
         """Return the outcomes after the comparison, by the names and words of a summary of the original tests."""
         return {self.original(node): _WORDS[kind] for node, kind in self.kinds().items() if kind in _WORDS}
 
-    def place_of(self, key: str) -> tuple[str, str] | None:
-        """Return (path, place) of a hole or cell; None for a key that is none."""
-        return next(((path, holed.places[key]) for path, holed in self.dug.items() if key in holed.places), None)
-
     def counts(self) -> dict[str, Counter[str]]:
         """Return function -> place of a hole, with the places of the cells expected there -> comparisons."""
-        function_of = _function_of(self.dug)
+        function_of = _function_of(self.dug.files)
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for node, key, values, number in self.run.records:
-            cells = [v[1] for v in values[1:] if isinstance(v, list) and v[:1] == ["cell"] and isinstance(v[1], str)]
-            places = [(self.place_of(each) or ("", "?"))[1] for each in [key, *cells]]
+            cells = [match[1] for value in values[1:] if (match := _CELL.fullmatch(value))]
+            places = [self.dug.places.get(each, ("", "?"))[1] for each in (key, *cells)]
             counts[function_of(node)][" ".join(places)] += number
         return counts
 
 
-def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Collection[str] = ()) -> dict[str, Holed]:
+def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Collection[str] = ()) -> Holed:
     """Return the Python files with holes."""
-    dug = {}
-    for path, text in files.items():
-        if path.endswith(".py") and path not in calibration.whole:
-            chosen = [name.removeprefix(f"{path}::") for name in reverse if name.startswith(f"{path}::")]
-            dug[path] = dig(text, f"k{secrets.token_hex(5)}_", calibration.kept.get(path, ()), chosen)
-    return dug
+    chosen = {path: text for path, text in files.items() if path.endswith(".py") and path not in calibration.whole}
+    return dig(chosen, f"k{secrets.token_hex(5)}_", calibration.kept, reverse)
 
 
-def compared(
-    run: GradedRun, dug: Mapping[str, Holed], calibration: Calibration, reverse: Collection[str] = ()
-) -> TestRun:
+def compared(run: GradedRun, dug: Holed, calibration: Calibration, reverse: Collection[str] = ()) -> TestRun:
     """Compare a run's records with the expected values, and their numbers with those of the reference."""
-    reasons, sizes = _compare(run, dug, calibration)
-    result = TestRun(run, calibration, dug=dug, reasons=reasons, sizes=sizes)
-    for (node, *_), reason in zip(run.records, reasons, strict=True):
+    result = TestRun(run, calibration, dug=dug, compared=_compare(run, dug, calibration))
+    for (node, *_), (reason, _) in zip(run.records, result.compared, strict=True):
         if reason is not None:
             result.failed.setdefault(node, reason)
-    counts, function_of, wrong = result.counts(), _function_of(dug), defaultdict[str, list[str]](list)
+    counts, function_of, wrong = result.counts(), _function_of(dug.files), defaultdict[str, list[str]](list)
     for function, expected in calibration.counts.items():
         wrong[function] = _differences(expected, counts.get(function, {}))
     for node, kind in run.outcomes.items():
@@ -176,37 +166,28 @@ def _differences(expected: Mapping[str, int], counts: Mapping[str, int]) -> list
     return sorted(p for p, n in expected.items() if (counts.get(p, 0) != n if n else not counts.get(p, 0)))
 
 
-def _compare(run: GradedRun, dug: Mapping[str, Holed], calibration: Calibration) -> tuple[list[str | None], list[int]]:
-    """Return (the reason why each record disagrees or None, the length of each text that is searched)."""
-    holes = {key: hole for holed in dug.values() for key, hole in holed.holes.items()}
-    known = [at for at, (_, key, _, _) in enumerate(run.records) if key in holes]
-    request = {
-        "holes": holes,
-        "cells": {key: literal for holed in dug.values() for key, literal in holed.cells.items()},
-        "lengths": {
-            key: calibration.lengths[path][place]
-            for path, holed in dug.items()
-            for key, place in holed.places.items()
-            if place in calibration.lengths.get(path, ())
-        },
-        "records": [run.records[at][1:3] for at in known],
-    }
-    reasons: list[str | None] = ["no such hole"] * len(run.records)
-    sizes = [0] * len(run.records)
+def _compare(run: GradedRun, dug: Holed, calibration: Calibration) -> list[tuple[str | None, int]]:
+    """Compare all records in one process (`values`)."""
+    holes: dict[str, dict[str, Any]] = {}
+    for key, hole in dug.holes.items():
+        path, place = dug.places[key]
+        holes[key] = {**hole, "longest": calibration.lengths.get(path, {}).get(place)}
+    known = [record[1:3] for record in run.records if record[1] in holes]
+    answers: list[tuple[str | None, int]] = [("cannot be compared", 0)] * len(known)
     if known:
         done = subprocess.run(
             [sys.executable, "-I", str(_VALUES), str(_COMPARE_SECONDS)],
-            input=json.dumps(request), capture_output=True, text=True, check=False, cwd="/", env={},
+            input=json.dumps({"holes": holes, "cells": dug.cells, "records": known}),
+            capture_output=True, text=True, check=False, cwd="/", env={},
         )  # fmt: skip
-        answer = json.loads(done.stdout) if done.returncode == 0 else None
-        for number, at in enumerate(known):
-            reasons[at], sizes[at] = (answer[0][number], answer[1][number]) if answer else ("cannot be compared", 0)
-    return reasons, sizes
+        answers = json.loads(done.stdout) if done.returncode == 0 else answers
+    rest = iter(answers)
+    return [next(rest) if record[1] in holes else ("no such hole", 0) for record in run.records]
 
 
 def reversals(test: TestRun) -> Counter[str]:
     """Return function -> number of its nodes whose reversed assertion failed."""
-    return Counter(map(_function_of(test.dug), test.turned_over))
+    return Counter(map(_function_of(test.dug.files), test.turned_over))
 
 
 def _function_of(files: Collection[str]) -> Callable[[str], str]:
@@ -244,10 +225,10 @@ def fitted(plain: GradedRun, attempt: Callable[[Calibration], TestRun]) -> tuple
     while True:
         runs, test = runs + 1, attempt(calibration)
         calibration.names, torn = _renamed(plain.collected, test.run.collected)
-        if not _fit(calibration, test, good, torn) or not test.dug:
+        if not _fit(calibration, test, good, torn) or not test.dug.files:
             break
         if runs > _CALIBRATIONS:
-            calibration = Calibration(whole=sorted(test.dug))
+            calibration = Calibration(whole=sorted(test.dug.files))
     calibration.other = {node: kind for node, kind in plain.outcomes.items() if kind != "passed"}
     calibration.counts, calibration.lengths = _counts(test), _lengths(test)
     more = [attempt(calibration) for _ in range(max(1, REFERENCE_RUNS - runs))]
@@ -272,16 +253,16 @@ def _renamed(before: Sequence[str], after: Sequence[str]) -> tuple[dict[str, str
 def _fit(calibration: Calibration, test: TestRun, good: set[str], torn: set[str]) -> bool:
     """Note the assertions that the reference does not satisfy with holes. Returns whether there are any."""
     kept = {path: set(places) for path, places in calibration.kept.items()}
-    whole, function_of = set(calibration.whole), _function_of(test.dug)
-    for (node, key, _, _), reason in zip(test.run.records, test.reasons, strict=True):
-        at = test.place_of(key)
+    whole, function_of = set(calibration.whole), _function_of(test.dug.files)
+    for (node, key, _, _), (reason, _) in zip(test.run.records, test.compared, strict=True):
+        at = test.dug.places.get(key)
         if reason is not None and at is not None and calibration.names.get(node, node) in good:
             kept.setdefault(at[0], set()).add(at[1])
     passed = {calibration.names.get(node, node) for node in test.run.of_kind("passed")}
     for function in {function_of(node) for node in good - passed} | {function_of(node) for node in torn}:
-        path, _, name = function.partition("::")
-        if path in test.dug:
-            places = {each.place for each in test.dug[path].tests.get(name, [])}
+        path = function.partition("::")[0]
+        if path in test.dug.files:
+            places = {each.place for each in test.dug.tests.get(function, [])}
             if places <= kept.setdefault(path, set()):
                 whole.add(path)
             kept[path] |= places
@@ -292,10 +273,7 @@ def _fit(calibration: Calibration, test: TestRun, good: set[str], torn: set[str]
 
 def _counts(test: TestRun) -> dict[str, dict[str, int]]:
     """Return the comparisons of each function; 0 where they may be more or fewer."""
-    often = {
-        (f"{path}::{name}", each.place)
-        for path, holed in test.dug.items() for name, several in holed.tests.items() for each in several if each.often
-    }  # fmt: skip
+    often = {(function, each.place) for function, several in test.dug.tests.items() for each in several if each.often}
     return {
         function: {p: 0 if (function, _assertion(p)) in often else number for p, number in places.items()}
         for function, places in test.counts().items()
@@ -309,16 +287,17 @@ def _assertion(place: str) -> str:
 
 def _lengths(test: TestRun) -> dict[str, dict[str, int]]:
     lengths: dict[str, dict[str, int]] = {}
-    for (_, key, _, _), size in zip(test.run.records, test.sizes, strict=True):
-        if size and (at := test.place_of(key)):
-            places = lengths.setdefault(at[0], {})
-            places[at[1]] = max(size, places.get(at[1], 0))
+    for (_, key, _, _), (_, size) in zip(test.run.records, test.compared, strict=True):
+        if size:
+            path, place = test.dug.places[key]
+            places = lengths.setdefault(path, {})
+            places[place] = max(size, places.get(place, 0))
     return lengths
 
 
 def rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
     """Note the functions of which a node does not pass in the untouched tree."""
-    function_of = _function_of(null.dug)
+    function_of = _function_of(null.dug.files)
     passing = set(map(null.original, null.passed))
     functions = Counter(function_of(node) for node in good)
     turned = {function_of(node) for node in good - passing}
@@ -338,12 +317,10 @@ def note_trust(calibration: Calibration, files: Mapping[str, str], visible: Mapp
     reversible = set()
     for function in calibration.turned:
         path, _, name = function.partition("::")
-        if (holed := dug.get(path)) is None:
-            continue
         compared_at = {_assertion(place) for place in calibration.counts.get(function, {})}
-        strong = any(each.strong and each.place in compared_at for each in holed.tests.get(name, []))
-        if strong and holed.is_blind(name) and source_of(files[path], name) not in seen:
+        strong = any(each.strong and each.place in compared_at for each in dug.tests.get(function, []))
+        if strong and dug.is_blind(function) and source_of(files[path], name) not in seen:
             calibration.trust[function] = BLIND
-        elif name in holed.reversible:
+        elif function in dug.reversible:
             reversible.add(function)
     return reversible

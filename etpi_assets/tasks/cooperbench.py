@@ -19,7 +19,7 @@ import json
 import keyword
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -28,22 +28,14 @@ from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import (
-    RejectedInput,
-    Role,
-    SandboxNeeds,
-    Task,
-    named_path,
-    require_heldout,
-    with_defaults,
-)
-from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
-from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, must, put_tests
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, require_heldout
+from etpi_assets.tasks.frozen import Changes, put_changes
+from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, merge, must, put_tests
 from etpi_assets.tasks.proof import Tests
 from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
-from etpi_resources.sandboxes import Sandbox, SandboxFactory
+from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/workspace/repo"
 PATCHES = "/patches"
@@ -80,7 +72,6 @@ _DEFINED = re.compile(
 _LANGUAGE = frozenset({*dir(builtins), *keyword.kwlist, "self", "null", "undefined", "func", "string", "number"})
 
 _PYTHON_FILE = re.compile(r"^\+\+\+ b/\S+\.py\s*$", re.MULTILINE)
-_GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 _CLEAN = "git reset -q --hard && git clean -fdq"
 
 _Place = tuple[str, str]
@@ -92,7 +83,7 @@ class FeatureTrial(PatchTrial):
 
     prepare = f"rm -f .git/index.lock; {_CLEAN} && {places.FORGET_HISTORY}"
     folders = (PATCHES,)
-    patches = autoload = True
+    autoload = True
 
     @property
     def live(self) -> Mapping[str, Any]:
@@ -105,20 +96,13 @@ class FeatureTrial(PatchTrial):
     @property
     def needs(self) -> object:
         live = self.live
-        return [live["place"]["image"], live["runner"], live["tests"][self.key], live["patches"][self.key]]
-
-    def command(self) -> str:
-        runner = f"{PATCHES}/runner.sh" if self.live["runner"] else "/usr/local/bin/runner.sh"
-        return f"bash {runner} tests{self.key}.patch"
-
-    def put_tests(self, sandbox: Sandbox) -> None:
-        apply_patch(sandbox, self.live["tests"][self.key], index=True)
+        return [live["place"]["image"], live["runner"], self.hidden, live["patches"][self.key]]
 
     def solve(self, sandbox: Sandbox) -> None:
         """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
         if self.live["combined"]:
             return apply_patch(sandbox, self.live["combined"])
-        if problem := _merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
+        if problem := merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
             raise OSError(f"the features' own patches conflict: {problem}")
         return None
 
@@ -136,7 +120,7 @@ class FeatureTrial(PatchTrial):
         if self.live["runner"]:
             sandbox.write_files({f"{INBOX}/runner.sh": self.live["runner"]})
             must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
-        return f"{self.command()} work.patch" if changes else self.command()
+        return f"{self.command} work.patch" if changes else self.command
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         passed, failed = counts(test.output)
@@ -148,27 +132,24 @@ class FeatureTrial(PatchTrial):
 class CooperBench(PatchFamily):
     """The family `cooperbench`."""
 
+    name, data = "cooperbench", "the folder of CooperBench's repositories"
     params = PARAMS
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield tasks ordered by repository, task and features. `seed` has no effect.
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield tasks ordered by repository, task and features.
 
         An unreadable feature is rejected once, with the number of pairs it removes; each requested pair that does not
         exist is rejected by name.
 
-        Raises:
-            ValueError: unknown params, no path, or a misspelt held-out repository.
-            FileNotFoundError: nothing at the path, or no such subset.
+        Raises ValueError for a misspelt held-out repository, FileNotFoundError if there is no such subset.
         """
-        chosen = with_defaults(suite, "cooperbench", params, PARAMS)
-        root = named_path(suite, chosen, "the folder of CooperBench's repositories")
-        if not root.is_dir():
-            raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
-        wanted = _wanted(root, chosen)
-        require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(root)})
-        for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
+        if not path.is_dir():
+            raise FileNotFoundError(f"suite {suite}: params.path: {path} is no folder")
+        wanted = _wanted(path, chosen)
+        require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(path)})
+        for place in sorted(set(_places(path)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
             if not chosen["repos"] or place[0] in chosen["repos"]:
-                yield from _tasks_of(root, suite, place, None if wanted is None else wanted.get(place, []), chosen)
+                yield from _tasks_of(path, suite, place, None if wanted is None else wanted.get(place, []), chosen)
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]
@@ -188,32 +169,15 @@ class CooperBench(PatchFamily):
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
     def trials(self, task: Task) -> Sequence[PatchTrial]:
-        tests = _live_payload(task)["tests"]
-        return [FeatureTrial(self, task, n, _PYTHON_FILE.search(text) is not None) for n, text in tests.items()]
-
-    def merged(
-        self, trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
-    ) -> tuple[str, Changes]:
-        if work[0] == work[-1]:
-            return "identical", work[0]
-        with trial.tree(sandboxes) as sandbox:
-            if _merge(sandbox, [partial(put_changes, changes=changes) for changes in work]):
-                return "conflicts", work[0]
-            return "clean", counted_changes(before, sandbox.read_files())
+        live = _live_payload(task)
+        runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
+        return [
+            FeatureTrial(self, task, tests, f"bash {runner} tests{n}.patch", n, _PYTHON_FILE.search(tests) is not None)
+            for n, tests in live["tests"].items()
+        ]
 
 
 FAMILY = CooperBench()
-
-
-def _merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str | None:
-    """Merge both works on a tree, each on a branch of its own; return git's words if they conflict."""
-    base = must(sandbox, "git rev-parse HEAD").strip()
-    for number, work in enumerate(works, 1):
-        must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b agent{number}")
-        work(sandbox)
-        must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m agent{number}")
-    done = sandbox.run(f"{_GIT} merge -q --no-edit --no-ff agent1")
-    return f"git merge: {done.output[-500:]}" if done.exit_code else None
 
 
 def _live_payload(task: Task) -> Mapping[str, Any]:
@@ -277,11 +241,8 @@ def _tasks_of(
         elif faults := [unreadable[n] for n in (a, b) if n in unreadable]:
             yield RejectedInput(task_id, "unreadable_feature", "; ".join(faults))
         else:
-            split = "heldout" if repo in chosen["heldout_repos"] else "train"
-            of_pair = {str(n): features[n] for n in (a, b)}
-            task = Task.hashed(task_id, suite, repo, split, _instruction(of_pair), _payload(of_pair))
             try:
-                yield _with_live_payload(task, root, place, of_pair, chosen) if chosen["sandbox"] else task
+                yield _task(root, suite, task_id, {str(n): features[n] for n in (a, b)}, chosen)
             except (OSError, UnicodeDecodeError) as error:
                 yield RejectedInput(task_id, "unreadable_patch", str(error))
 
@@ -304,25 +265,25 @@ def _feature(root: Path, folder: str) -> dict[str, Any]:
     }
 
 
-def _payload(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
+def _task(
+    root: Path, suite: str, task_id: str, features: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Any]
+) -> Task:
+    """Return the task of two features; with a sandbox also their patches, tests and environment.
+
+    Its content hash is independent of their location."""
+    repo, number, _ = task_id.split("/")
+    below = f"{repo}/task{number}"
+    payload = {
         "features": list(features),
-        "texts": {number: feature["text"] for number, feature in features.items()},
-        "files": {number: feature["files"] for number, feature in features.items()},
+        "texts": {n: feature["text"] for n, feature in features.items()},
+        "files": {n: feature["files"] for n, feature in features.items()},
         "entities": sorted({entity for feature in features.values() for entity in feature["entities"]}),
     }
-
-
-def _instruction(features: Mapping[str, Mapping[str, Any]]) -> str:
-    return "\n\n".join(f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items())
-
-
-def _with_live_payload(
-    task: Task, root: Path, place: _Place, features: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Any]
-) -> Task:
-    """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
-    repo, number = place
-    below = f"{repo}/task{number}"
+    instruction = "\n\n".join(f"# Feature {n}\n\n{text.strip()}" for n, text in payload["texts"].items())
+    split = "heldout" if repo in chosen["heldout_repos"] else "train"
+    task = Task.hashed(task_id, suite, repo, split, instruction, payload)
+    if not chosen["sandbox"]:
+        return task
     held = {
         name: read_inside(root, f"{below}/{name}").decode() if (root / below / name).is_file() else ""
         for name in ("combined.patch", "runner.sh")
@@ -335,7 +296,7 @@ def _with_live_payload(
     }
     image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
     named: dict[str, Any] = {"image": None, "build": root / below} if chosen["images"] == "build" else {"image": image}
-    machine = places.make_place(task.suite, chosen, key=below, workdir=WORKDIR, **named)
+    machine = places.make_place(suite, chosen, key=below, workdir=WORKDIR, **named)
     digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
     return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
 

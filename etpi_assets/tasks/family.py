@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +265,26 @@ class Family(Protocol):
     def reference_commands(self, task: Task) -> Sequence[str]:
         """Return bash commands that solve a task of one agent, by which it is proved."""
         return self.solve(task, self.roles(task)[0])
+
+
+class FilesFamily(Family):
+    """A family whose tasks are in files at `params.path`."""
+
+    name: str
+    """The family's name in errors."""
+    data: str
+    """A phrase for these files, in errors."""
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield the suite's tasks and rejections. Raises ValueError for unknown params or no path; as `read_path`."""
+        chosen = with_defaults(suite, self.name, params, self.params)
+        return self.read_path(suite, seed, named_path(suite, chosen, self.data), chosen)
+
+    @abstractmethod
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield the tasks and rejections of a path. Raises FileNotFoundError if nothing is there.
+
+        `chosen`: the suite's params, with defaults."""
 
 
 @runtime_checkable

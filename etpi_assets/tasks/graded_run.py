@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,7 +33,7 @@ class Report(BaseModel):
     collected: list[str]
     outcomes: dict[str, str]
     exit: int
-    records: list[tuple[str, str, list[Any], int]] = []
+    records: list[tuple[str, str, list[str], int]] = []
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class GradedRun:
         output, exit_code, timed_out: as the command left them.
         collected: node ids as pytest prints them, in order.
         outcomes: node id -> kind (see `pytest_recorder`).
-        records: (node id, key of a hole, recorded values, number) each.
+        records: (node id, key of a hole, recorded values as Python's source, number) each.
         problem: why the run cannot count; None: it can.
         rewards: name of a reward file that the tests left -> its text (the family `harbor`).
     """
@@ -55,7 +54,7 @@ class GradedRun:
     timed_out: bool = False
     collected: Sequence[str] = ()
     outcomes: Mapping[str, str] = field(default_factory=dict)
-    records: Sequence[tuple[str, str, list[Any], int]] = ()
+    records: Sequence[tuple[str, str, list[str], int]] = ()
     problem: str | None = None
     rewards: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,6 +72,7 @@ def run_graded(
     sandbox: Sandbox,
     command: str,
     *,
+    recorded: bool = True,
     roots: Sequence[str] = (),
     plugins: Sequence[str] | None = None,
     timeout: float | None = None,
@@ -81,6 +81,7 @@ def run_graded(
     """Run a command that starts pytest, with the recorder.
 
     Args:
+        recorded: False: any command runs as it is, and its output counts.
         roots: folders of the workspace that the code under test is imported from.
         plugins: the only pytest plugins to load; None: all that pytest discovers.
         timeout: seconds; None: the sandbox's limit.
@@ -89,6 +90,9 @@ def run_graded(
     Raises:
         OSError: the recorder cannot be written to the sandbox.
     """
+    if not recorded:
+        done = sandbox.run(command, timeout=timeout)
+        return GradedRun(done.output, done.exit_code, done.timed_out)
     recorder, folder = f"recorder_{secrets.token_hex(6)}", f"/tmp/{secrets.token_hex(8)}"
     sandbox.write_files({f"{_INBOX}/{recorder}.py": f"ROOTS = {list(roots)!r}\n{RECORDER}"})
     moved = sandbox.run(f"mkdir -m 700 {folder} && mv {_INBOX}/* {folder}/ && rmdir {_INBOX}")

@@ -1,7 +1,8 @@
 """Replace the values that tests expect by holes, which record what they are compared with; the host compares.
 
 An assertion becomes a call of a function that `pytest_recorder` defines, so no hole flows into tested code:
-`assert f(x) == 8` becomes `assert __hole__("key", (f(x)))`, which records the value and is true. A name is replaced
+`assert f(x) == 8` becomes `assert __hole__("key", (f(x)))`, which records the value and is true; of a truth its boolean
+value is recorded. A name is replaced
 too (by an opaque cell) if it is bound to literals and every read of it is an expected value: columns of parametrize,
 loops over literal rows, constants of the module, fixtures of one line. Comments, messages, docstrings and explicit ids
 of parameters are withheld; lines keep their numbers. `values` compares what was recorded.
@@ -68,21 +69,21 @@ class Assertion:
 
 @dataclass
 class Holed:
-    """A test file whose expected values are holes.
+    """Test files whose expected values are holes. Test functions are named "path::Class::name".
 
     Attributes:
-        text: the file.
+        files: path -> text.
         holes: key -> the comparison that `values` makes (op, expected, ...).
         cells: key -> the literal that a cell stands for.
-        places: key of a hole or cell -> its line and column. Keys are random, places are the file's own.
-        tests: test function ("Class::name") -> its assertions.
+        places: key of a hole or cell -> its path, and its line and column. Keys are random, places are the file's own.
+        tests: test function -> its assertions.
         reversible: the functions whose assertion can be reversed without showing an expected value.
     """
 
-    text: str
+    files: dict[str, str] = field(default_factory=dict)
     holes: dict[str, dict[str, Any]] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
     tests: dict[str, list[Assertion]] = field(default_factory=dict)
     reversible: set[str] = field(default_factory=set)
 
@@ -92,18 +93,26 @@ class Holed:
         return any(each.strong for each in assertions) and all(each.kind != "kept" for each in assertions)
 
 
-def dig(text: str, tag: str, kept: Collection[str] = (), reverse: Collection[str] = ()) -> Holed:
-    """Return a test file with holes; as it is, if Python cannot parse it.
+def dig(
+    files: Mapping[str, str], tag: str, kept: Mapping[str, Collection[str]] = {}, reverse: Collection[str] = ()
+) -> Holed:
+    """Return test files with holes; those that Python cannot parse as they are.
 
     Args:
+        files: path -> text.
         tag: a random word, the start of all keys.
-        kept: places of assertions that keep their literals, since a hole does not fit them.
+        kept: path -> places of assertions that keep their literals, since a hole does not fit them.
         reverse: test functions of `Holed.reversible` in which an assertion is to be reversed.
     """
-    try:
-        return _Digger(text, tag, kept, reverse).result()
-    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
-        return Holed(text)
+    holed = Holed()
+    for number, (path, text) in enumerate(files.items()):
+        try:
+            one = _Digger(path, text, f"{tag}{number}_", kept.get(path, ()), reverse).result()
+        except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+            one = Holed({path: text})
+        for name, facts in vars(one).items():
+            getattr(holed, name).update(facts)
+    return holed
 
 
 def functions_of(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, Function]]:
@@ -141,8 +150,8 @@ class _Sides:
 
 
 class _Digger:
-    def __init__(self, text: str, tag: str, kept: Collection[str], reverse: Collection[str]) -> None:
-        self.text, self.data, self.tag, self.kept, self.reverse = text, text.encode(), tag, kept, reverse
+    def __init__(self, path: str, text: str, tag: str, kept: Collection[str], reverse: Collection[str]) -> None:
+        self.path, self.data, self.tag, self.kept, self.reverse = path, text.encode(), tag, kept, reverse
         self.lines = [0]
         for line in self.data.split(b"\n"):
             self.lines.append(self.lines[-1] + len(line) + 1)
@@ -150,7 +159,7 @@ class _Digger:
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         self.edits: list[tuple[int, int, str]] = []
         self.made: set[ast.AST] = set()
-        self.out = Holed(text)
+        self.out = Holed()
         self.used: set[tuple[str, int]] = set()
         self.bindings: dict[tuple[str, int], list[ast.expr]] = {}
         self.reads: dict[tuple[str, int], list[ast.Name]] = {}
@@ -163,14 +172,15 @@ class _Digger:
         banned = self._banned(tests)
         for name, function, sites in tests:
             cells = {key: bound for key, bound in self.names[function].items() if bound not in banned}
-            reversed_at = self._reversal(name, function, sites, cells)
+            named = f"{self.path}::{name}"
+            reversed_at = self._reversal(named, function, sites, cells)
             replaced = [site for site in sites if site.at not in (_conjuncts(reversed_at) if reversed_at else ())]
-            self.out.tests[name] = [self._replace(site, cells, self.names[function]) for site in replaced]
+            self.out.tests[named] = [self._replace(site, cells, self.names[function]) for site in replaced]
         for bound in self.used:
             for literal in self.bindings[bound]:
-                key = self._key(literal, "c")
+                key = self._key(f"c{_place(literal)}")
                 self.out.cells[key] = ast.unparse(literal)
-                self._put(literal, f"__cell__({key!r}", ")")
+                self._put(literal, f"__cell__({key!r})")
         self._withhold()
         return self._finished()
 
@@ -183,13 +193,14 @@ class _Digger:
     def _source(self, node: ast.expr) -> str:
         return ast.unparse(node) if node in self.made else self.data[slice(*self._span(node))].decode()
 
-    def _put(self, node: ast.expr | ast.stmt, head: str, tail: str = "") -> None:
+    def _put(self, node: ast.expr | ast.stmt, text: str) -> None:
+        """Replace a node by a text that ends with a bracket, and keep the lines of the file."""
         start, end = self._span(node)
-        self.edits.append((start, end, head + "\n" * self.data[start:end].count(b"\n") + tail))
+        missing = self.data[start:end].count(b"\n") - text.count("\n")
+        self.edits.append((start, end, text[:-1] + "\n" * missing + text[-1]))
 
-    def _key(self, node: ast.expr, kind: str = "") -> str:
-        place = f"{kind}{node.lineno}_{node.col_offset}"
-        self.out.places[self.tag + place] = place
+    def _key(self, place: str) -> str:
+        self.out.places[self.tag + place] = self.path, place
         return self.tag + place
 
     # --- assertions ---
@@ -200,7 +211,7 @@ class _Digger:
                 for test in _conjuncts(node.test):
                     yield _site(test)
                 if node.msg is not None and not isinstance(node.msg, ast.Name):
-                    self._put(node.msg, "('m'", ")")
+                    self._put(node.msg, "('m')")
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 call, name = node.value, _last(node.value.func)
                 if any(isinstance(argument, ast.Starred) for argument in call.args):
@@ -233,35 +244,23 @@ class _Digger:
 
     def _replace(self, site: _Site, cells: Mapping[str, tuple[str, int]], literal: Collection[str]) -> Assertion:
         """Replace a site. `cells`: names that become cells; `literal`: all names that are bound to literals."""
-        place, key = f"{site.at.lineno}_{site.at.col_offset}", self._key(site.at)
-        sides, often = self._sides(site, cells), self._is_often(site.at)
+        place, sides, often = _place(site.at), self._sides(site, cells), self._is_often(site.at)
         if sides.kind == "kept" or place in self.kept:
             return Assertion(place, "kept" if sides.kind in ("value", "kept") else sides.kind)
         if site.op == "raises":
-            return self._replace_raises(site, key, place, often=often)
-        method = isinstance(site.at, ast.Call) and _last(site.at.func) in _METHODS
-        if sides.kind == "bit" and len(site.sides) == 2:
-            if method or not isinstance(site.at, ast.Compare):
-                return Assertion(place, "bit")
-            self.out.holes[key] = {"op": "true", "bit": True}
-            start, end = self._span(site.at)
-            self.edits += [(start, start, f"__bit__({key!r}, False, ("), (end, end, "))")]
-            return Assertion(place, "bit", often=often)
-        assert sides.got is not None
+            return self._replace_raises(site, place, often=often)
         if sides.kind == "bit":
-            self.out.holes[key] = {"op": site.op, "bit": True}
-            self._call(site.at, f"__bit__({key!r}, {site.op.endswith('none')}", sides.got)
-            return Assertion(place, "bit", often=often)
-        assert sides.expected is not None
+            return self._replace_bit(site, place, often=often)
+        assert sides.got is not None and sides.expected is not None
         flip = sides.got is not site.sides[0]
         if sides.kind == "pair":
-            expression = "_l[0]"
+            expected = "_l[0]"
         else:
-            expression = ast.unparse(ast.fix_missing_locations(ast.Expression(self._parts(sides.expected)[0])))
-        self.out.holes[key] = {"op": site.op, "expected": expression, "flip": flip}
+            expected = ast.unparse(ast.fix_missing_locations(ast.Expression(self._parts(sides.expected)[0])))
         bound = [cells[leaf.id] for leaf in sides.leaves if isinstance(leaf, ast.Name) and leaf.id in cells]
         self.used.update(bound)
-        self._call(site.at, f"__hole__({key!r}", sides.got, [f"({self._source(leaf)})" for leaf in sides.leaves])
+        hole = {"op": site.op, "expected": expected, "flip": flip}
+        self._hole(site.at, hole, ", ".join(f"({self._source(each)})" for each in (sides.got, *sides.leaves)))
         if sides.kind == "pair":
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
@@ -269,17 +268,22 @@ class _Digger:
         strong = _is_strong(site.op, [*self._parts(sides.expected)[2], *literals], needle=flip)
         return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often)
 
-    def _call(self, at: ast.expr, head: str, got: ast.expr, more: Iterable[str] = ()) -> None:
-        """Replace an expression by a call whose first value is `got`, which keeps its text and its lines."""
-        (start, end), (got_start, got_end) = self._span(at), self._span(got)
-        tail = "".join(f", {text}" for text in more)
-        lines = [self.data[a:b].count(b"\n") for a, b in ((start, end), (got_start, got_end), (start, got_start))]
-        before = min(lines[2], max(0, lines[0] - lines[1] - tail.count("\n")))
-        after = max(0, lines[0] - lines[1] - before - tail.count("\n"))
-        self.edits.append((start, got_start, f"{head}, (" + "\n" * before))
-        self.edits.append((got_end, end, ")" + tail + "\n" * after + ")"))
+    def _hole(self, at: ast.expr, hole: dict[str, Any], values: str, function: str = "hole") -> None:
+        key = self._key(_place(at))
+        self.out.holes[key] = hole
+        self._put(at, f"__{function}__({key!r}, {values})")
 
-    def _replace_raises(self, site: _Site, key: str, place: str, *, often: bool) -> Assertion:
+    def _replace_bit(self, site: _Site, place: str, *, often: bool) -> Assertion:
+        whole = len(site.sides) == 2  # of `is` between computed values
+        if whole and not isinstance(site.at, ast.Compare):
+            return Assertion(place, "bit")
+        value = self._source(site.at if whole else site.sides[0])
+        value = f"({value}) is None" if site.op.endswith("none") else f"not not ({value})"
+        expected = str(whole or site.op not in ("false", "not none"))
+        self._hole(site.at, {"op": "is", "expected": expected, "flip": False}, value)
+        return Assertion(place, "bit", often=often)
+
+    def _replace_raises(self, site: _Site, place: str, *, often: bool) -> Assertion:
         call = site.at
         assert isinstance(call, ast.Call)
         regex = _last(call.func).endswith("Regex")
@@ -290,9 +294,8 @@ class _Digger:
             return Assertion(place, "kept")
         classes = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else [call.args[0]]
         expected = ast.unparse(match) if match else "None"
-        self.out.holes[key] = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
-        unit = "None" if _last(call.func) == "raises" else "self.assertRaises"
-        self._put(call, f"__raises__({key!r}, {unit}", ")")
+        hole = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
+        self._hole(call, hole, "None" if _last(call.func) == "raises" else "self.assertRaises", "raises")
         return Assertion(place, "value", match is not None and _is_long(match), often)
 
     # --- reversal ---
@@ -304,7 +307,7 @@ class _Digger:
         open_ = {}
         for site in sites:
             sides = self._sides(site, cells)
-            kept = f"{site.at.lineno}_{site.at.col_offset}" in self.kept
+            kept = _place(site.at) in self.kept
             open_[site.at] = site.op != "raises" and (sides.kind != "value" or kept or self._is_guessable(sides))
         for statement in _reached(function.body):
             if isinstance(statement, ast.Assert) and all(open_.get(part) for part in _conjuncts(statement.test)):
@@ -392,7 +395,7 @@ class _Digger:
             for _, function, sites in tests:
                 cells = {name for name, bound in self.names[function].items() if bound not in banned}
                 for site in sites:
-                    if f"{site.at.lineno}_{site.at.col_offset}" not in self.kept:
+                    if _place(site.at) not in self.kept:
                         sides = self._sides(site, cells)
                         expected.update(sides.leaves if sides.kind == "value" else ())
             more = {bound for bound, reads in self.reads.items() if any(read not in expected for read in reads)}
@@ -455,11 +458,11 @@ class _Digger:
         """Remove docstrings, and explicit ids of parameters."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False):
-                self._put(node.body[0], "('d'", ")")
+                self._put(node.body[0], "('d')")
             elif isinstance(node, ast.Call) and _last(node.func) in ("parametrize", "param"):
                 for keyword in node.keywords:
                     if keyword.arg in ("id", "ids") and self._is_literal(keyword.value, ()):
-                        self._put(keyword.value, "(None", ")")
+                        self._put(keyword.value, "(None)")
 
     def _finished(self) -> Holed:
         kept: list[tuple[int, int, str]] = []
@@ -469,9 +472,13 @@ class _Digger:
         data = self.data
         for start, end, text in reversed(kept):
             data = data[:start] + text.encode() + data[end:]
-        self.out.text = _without_comments(data.decode())
-        ast.parse(self.out.text)
+        self.out.files[self.path] = text = _without_comments(data.decode())
+        ast.parse(text)
         return self.out
+
+
+def _place(node: ast.expr) -> str:
+    return f"{node.lineno}_{node.col_offset}"
 
 
 def _conjuncts(test: ast.expr) -> list[ast.expr]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks.family import FilesFamily, RejectedInput, Role, Task, Verdict
 from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -25,7 +26,7 @@ in the sandboxes only."""
 
 
 @dataclass(frozen=True)
-class JudgedRows(Family):
+class JudgedRows(FilesFamily):
     """The family of one judge.
 
     Attributes:
@@ -37,15 +38,10 @@ class JudgedRows(Family):
     judge_files: Judge
     invents_names: bool = False
     params = PARAMS
+    data = "a file of rows"
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Return a task or a rejection for each row. `seed` has no effect.
-
-        Raises:
-            ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
-        """
-        chosen = with_defaults(suite, self.name, params, PARAMS)
-        return tasks_of(named_path(suite, chosen, "a file of rows"), lambda _, row: _task(suite, row))
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        return tasks_of(path, lambda _, row: _task(suite, row))
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])

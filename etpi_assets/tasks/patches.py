@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from etpi_assets.tasks import places
@@ -23,38 +24,33 @@ from etpi_assets.tasks.proof import TestedFamily, Tests, Trial, judge_trial, rea
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
+_GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 
 
 @dataclass(frozen=True)
 class PatchTrial(Trial):
-    """A run of hidden tests on changes of a tree. A subclass has the tests, the command, and which outcomes pass.
+    """A run of hidden tests on changes of a tree. A subclass says which outcomes pass.
 
     Attributes:
+        hidden: the suite's tests: path -> text, or a patch, which may also change binary files.
+        command: runs them.
         prepare: bash command that removes the history, and copies of the hidden tests that an image has.
         folders: writable folders besides the tree.
-        patches: whether the tests are a patch, which may also change binary files.
         autoload: whether pytest loads the plugins that the runner installs.
         roots: folders of the tree, besides its root, that the code under test is imported from.
     """
 
     family: PatchFamily
     task: Task
+    hidden: str | Mapping[str, str]
+    command: str
     key: str = "tests"
     pytest: bool | None = True
     roots: Sequence[str] = ()
     fixed: str = ""
     prepare: ClassVar[str] = places.FORGET_HISTORY
     folders: ClassVar[tuple[str, ...]] = ()
-    patches: ClassVar[bool] = False
     autoload: ClassVar[bool] = False
-
-    @abstractmethod
-    def put_tests(self, sandbox: Sandbox) -> None:
-        """Write the suite's own tests into a tree, by `git apply --index` where `patches`."""
-
-    @abstractmethod
-    def command(self) -> str:
-        """Return the command that runs the tests."""
 
     def solve(self, sandbox: Sandbox) -> None:
         """Apply the reference solution to a tree."""
@@ -65,7 +61,7 @@ class PatchTrial(Trial):
         """Put changes and tests into a fresh tree, and return the command that runs them."""
         put_changes(sandbox, changes)
         put_tests(sandbox, tests)
-        return self.command()
+        return self.command
 
     @property
     def nothing(self) -> Changes:
@@ -73,7 +69,7 @@ class PatchTrial(Trial):
 
     @property
     def needs(self) -> object:
-        return [self.task.content_hash, self.command()]
+        return [self.task.content_hash, self.command]
 
     def tree(self, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
         """Open a fresh sandbox with the tree and neither hidden tests nor history, recording downloads if `record`."""
@@ -85,7 +81,10 @@ class PatchTrial(Trial):
             plugins = installed_plugins(sandbox) if self.pytest and not self.autoload else None
             before = sandbox.read_files()
             try:
-                self.put_tests(sandbox)
+                if isinstance(self.hidden, str):
+                    apply_patch(sandbox, self.hidden, index=True)
+                else:
+                    sandbox.write_files(self.hidden)
             except OSError as error:
                 if is_of_machine(error):
                     raise
@@ -94,7 +93,7 @@ class PatchTrial(Trial):
             paths = frozenset(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
             files = {path: after[path] for path in sorted(paths) if path in after}
             rest = ""
-            if self.patches:
+            if isinstance(self.hidden, str):
                 files = {path: text for path, text in files.items() if path.endswith(".py") and TEST_FILE.search(path)}
                 unstaged = f"git reset -q -- {shlex.join(files)} &&" if files else ""
                 written = f"git diff --cached --binary | base64 -w 0 > {INBOX}/rest"
@@ -117,10 +116,7 @@ class PatchTrial(Trial):
         counted = {path: text for path, text in work.items() if path not in tests.paths}
         with self.tree(sandboxes, record=record) as sandbox:
             command = command_with_downloads(self.place, self.start(sandbox, counted, tests))
-            if recorded:
-                return run_graded(sandbox, command, roots=self.roots, plugins=tests.plugins)
-            done = sandbox.run(command)
-        return GradedRun(done.output, done.exit_code, done.timed_out)
+            return run_graded(sandbox, command, recorded=recorded, roots=self.roots, plugins=tests.plugins)
 
 
 class PatchFamily(TestedFamily):
@@ -128,12 +124,6 @@ class PatchFamily(TestedFamily):
 
     @abstractmethod
     def trials(self, task: Task) -> Sequence[PatchTrial]: ...
-
-    def merged(
-        self, trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
-    ) -> tuple[str, Changes]:
-        """Return (clean, identical or conflicts; the changes to test, if there are any) of two agents' changes."""
-        raise NotImplementedError
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Judge the agents' final files: passed (reward 1); failed_tests, cheated, merge_conflict, no_patch (no agent
@@ -155,7 +145,7 @@ class PatchFamily(TestedFamily):
             return Verdict(0.0, "no_patch", details)
         for trial in trials:
             trial.record(sandboxes)
-        kind, merged = ("alone", first) if alone else self.merged(trials[0], list(work.values()), before, sandboxes)
+        kind, merged = ("alone", first) if alone else _merged(trials[0], list(work.values()), before, sandboxes)
         conflict = kind == "conflicts"
         if not alone:
             details |= {"merge": kind, "strategy": "naive" if kind == "clean" else kind}
@@ -175,6 +165,29 @@ class PatchFamily(TestedFamily):
             return Verdict(float(solved), code, {**details, **{k: v for k, v in report.items() if k != "passed"}})
         trust = weakest(report["verdict_trust"] for report in reports.values())
         return Verdict(float(solved), code, {**details, "features": reports, "verdict_trust": trust})
+
+
+def _merged(
+    trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
+) -> tuple[str, Changes]:
+    """Return (clean, identical or conflicts; the changes to test, if there are any) of two agents' changes."""
+    if work[0] == work[-1]:
+        return "identical", work[0]
+    with trial.tree(sandboxes) as sandbox:
+        if merge(sandbox, [partial(put_changes, changes=changes) for changes in work]):
+            return "conflicts", work[0]
+        return "clean", counted_changes(before, sandbox.read_files())
+
+
+def merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str | None:
+    """Merge both works on a tree, each on a branch of its own; return git's words if they conflict."""
+    base = must(sandbox, "git rev-parse HEAD").strip()
+    for number, work in enumerate(works, 1):
+        must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b agent{number}")
+        work(sandbox)
+        must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m agent{number}")
+    done = sandbox.run(f"{_GIT} merge -q --no-edit --no-ff agent1")
+    return f"git merge: {done.output[-500:]}" if done.exit_code else None
 
 
 def put_tests(sandbox: Sandbox, tests: Tests) -> None:

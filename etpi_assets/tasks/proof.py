@@ -38,7 +38,7 @@ from etpi_assets.tasks.family import (
     CHEATED,
     REFERENCE_RUNS,
     REVERSED,
-    Family,
+    FilesFamily,
     Rejected,
     RejectedInput,
     Task,
@@ -134,7 +134,7 @@ class Trial(ABC):
             downloads.recorded(self.place, self.needs, run)
 
 
-class TestedFamily(Family):
+class TestedFamily(FilesFamily):
     """A family whose tasks are proved and judged by runs of hidden tests."""
 
     __test__: ClassVar[bool] = False  # for pytest
@@ -226,8 +226,8 @@ def _run(
 ) -> TestRun:
     """Run a trial's tests on work and compare its records."""
     tests, recorded = read_tests(trial, sandboxes), trial.pytest is not False and calibration.records
-    dug = dig_files(tests.files, calibration, reverse) if recorded and holes else {}
-    shown = replace(tests, files={**tests.files, **{path: holed.text for path, holed in dug.items()}})
+    dug = dig_files(tests.files if recorded and holes else {}, calibration, reverse)
+    shown = replace(tests, files={**tests.files, **dug.files})
     return compared(trial.run(work, shown, sandboxes, recorded=recorded), dug, calibration, reverse)
 
 

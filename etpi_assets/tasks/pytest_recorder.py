@@ -5,8 +5,8 @@ reports. It holds no secret, and no expected value: code in its process can forg
 values for that (`holes`).
 
 At the end of a session it writes a file `report-*` beside itself: {collected: [node id], outcomes: {node id: kind},
-exit: status, records: [[node id, key of a hole, values, number]]}. Kinds: passed, failed, error, skipped, xfailed,
-xpassed. It must run on every Python that a repository's environment has (3.6 and later).
+exit: status, records: [[node id, key of a hole, values as Python's source, number]]}. Kinds: passed, failed, error,
+skipped, xfailed, xpassed. It must run on every Python that a repository's environment has (3.6 and later).
 """
 
 import builtins
@@ -27,7 +27,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _MOST = 100000
 """Characters of one recorded value."""
 _MOST_RECORDS = 100000
-_DATES = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+_DATES = (datetime.datetime, datetime.date, datetime.time)
 _PLAIN = (int, float, str, bytes, bytearray, complex, list, tuple, dict, set, frozenset)
 
 
@@ -42,52 +42,40 @@ class _Large(Exception):
     pass
 
 
-def plain(value, room, depth=0):
-    """Return a value as [type, JSON]; the type is "opaque" for an object whose meaning is not its content."""
+def source(value, room, depth=0):
+    """Return a value as Python's source; "Opaque(...)" for an object whose meaning is not its content."""
     kind = type(value)
     room[0] -= 8
     if room[0] < 0 or depth > 40:
         raise _Large()
     if kind is Cell:
-        return ["cell", value.key]
-    if value is None or kind is bool:
-        return [kind.__name__, value]
-    if kind is range:
-        return ["range", [value.start, value.stop, value.step]]
+        return f"Cell({value.key!r})"
+    if value is None or kind in (bool, range):
+        return repr(value)
     if kind in (decimal.Decimal, fractions.Fraction):
-        return [kind.__name__, str(value)]
-    if kind in _DATES:
-        return _date(value, kind)
+        return f"{kind.__name__}({str(value)!r})"
+    if kind is datetime.timedelta:
+        return f"timedelta({value.days}, {value.seconds}, {value.microseconds})"
+    if kind in _DATES and getattr(value, "tzinfo", None) in (None, datetime.timezone.utc):  # noqa: UP017 - Python 3.6
+        return f"{kind.__name__}({value.isoformat()!r})"
     base = next((each for each in _PLAIN if issubclass(kind, each)), None)
     if base is None:
-        return ["opaque", kind.__name__]
+        return f"Opaque({kind.__name__!r})"
     if base is int:
-        return ["int", hex(int.__index__(value))]
-    if base is float:
-        return ["float", float.__repr__(value)]
-    if base is complex:
-        return ["complex", [float.__repr__(value.real), float.__repr__(value.imag)]]
+        return hex(int.__index__(value))
+    if base in (float, complex):
+        return f"{base.__name__}({base.__repr__(value)!r})"
     if base in (str, bytes, bytearray):
         room[0] -= base.__len__(value)
         if room[0] < 0:
             raise _Large()
-        return [base.__name__, str.__getitem__(value, slice(None)) if base is str else bytes(value).hex()]
+        text = str.__repr__(value) if base is str else bytes.__repr__(bytes(value))
+        return f"bytearray({text})" if base is bytearray else text
     if base is dict:
-        pairs = list(dict.items(value))
-        return ["dict", [[plain(k, room, depth + 1), plain(v, room, depth + 1)] for k, v in pairs]]
+        pairs = [[source(each, room, depth + 1) for each in pair] for pair in dict.items(value)]
+        return "{{{}}}".format(", ".join(map(": ".join, pairs)))
     items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
-    return [base.__name__, [plain(item, room, depth + 1) for item in items]]
-
-
-def _date(value, kind):
-    zone = getattr(value, "tzinfo", None)
-    if zone not in (None, datetime.timezone.utc):  # noqa: UP017 - Python 3.6
-        return ["opaque", kind.__name__]
-    if kind is datetime.timedelta:
-        return ["timedelta", [value.days, value.seconds, value.microseconds]]
-    names = ("year", "month", "day") if kind is not datetime.time else ()
-    names += ("hour", "minute", "second", "microsecond") if kind is not datetime.date else ()
-    return [kind.__name__, [[getattr(value, name) for name in names], zone is not None]]
+    return "{}([{}])".format(base.__name__, ", ".join([source(item, room, depth + 1) for item in items]))
 
 
 class Raises:
@@ -130,7 +118,7 @@ class Recorder:
     def __init__(self):
         self.collected, self.phases, self.records, self.node = [], {}, {}, ""
         self.root = self.start = ""
-        for name in ("cell", "hole", "bit", "raises"):
+        for name in ("cell", "hole", "raises"):
             setattr(builtins, f"__{name}__", getattr(self, "_" + name))
 
     def name(self, node):
@@ -142,10 +130,10 @@ class Recorder:
 
     def record(self, key, *values):
         try:
-            text = json.dumps([plain(value, [_MOST]) for value in values])
+            texts = tuple(source(value, [_MOST]) for value in values)
         except _Large:
-            text = '[["large", null]]'
-        place = (self.node, key, text)
+            texts = ("Opaque('large')",)
+        place = (self.node, key, texts)
         if place in self.records or len(self.records) < _MOST_RECORDS:
             self.records[place] = self.records.get(place, 0) + 1
 
@@ -156,17 +144,13 @@ class Recorder:
         self.record(key, got, *leaves)
         return True
 
-    def _bit(self, key, is_none, got):
-        self.record(key, got is None if is_none else bool(got))
-        return True
-
     def _raises(self, key, unit):
         return Raises(self, key, unit)
 
     def report(self, status):
         outcomes = {node: _kind(phases) for node, phases in self.phases.items()}
         report = {"collected": self.collected, "outcomes": outcomes, "exit": int(status)}
-        report["records"] = [[node, key, json.loads(text), n] for (node, key, text), n in self.records.items()]
+        report["records"] = [[*place, number] for place, number in self.records.items()]
         with open(os.path.join(_HERE, f"report-{os.getpid()}-{random.getrandbits(60)}"), "w") as file:
             json.dump(report, file)
 

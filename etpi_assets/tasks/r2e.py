@@ -21,7 +21,6 @@ from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE, write_commands
 from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes, plain
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
-from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/testbed"
 TESTS = "r2e_tests"
@@ -38,14 +37,7 @@ _NAMED = re.compile(r"`([^`\n]{3,80})`")
 class R2ETrial(PatchTrial):
     """The run of a commit's tests."""
 
-    prepare = f"rm -rf /r2e_tests /root/r2e_tests 2>/dev/null; {places.FORGET_HISTORY}"
-
-    def command(self) -> str:
-        return _COMMAND
-
-    def put_tests(self, sandbox: Sandbox) -> None:
-        sandbox.run(f"rm -rf {TESTS}")
-        sandbox.write_files({f"{TESTS}/{name}": code for name, code in self.task.payload["tests"].items()})
+    prepare = f"rm -rf {TESTS} /r2e_tests /root/r2e_tests 2>/dev/null; {places.FORGET_HISTORY}"
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         names = {name: ".".join(name.split("::")[1:]) or name for name in test.outcomes()}
@@ -92,7 +84,8 @@ class R2E(RepositoryFamily):
         return make_task(suite, f"{repo}/{commit[:12]}", repo, instruction, chosen, payload=payload, place=place)
 
     def trials(self, task: Task) -> Sequence[PatchTrial]:
-        return [R2ETrial(self, task)]
+        tests = {f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()}
+        return [R2ETrial(self, task, tests, _COMMAND)]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         after = {path: text for path, text in task.payload["solution"].items() if text is not None}

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import (
-    EXCLUDED,
-    RejectedInput,
-    SandboxNeeds,
-    Task,
-    named_path,
-    require_heldout,
-    with_defaults,
-)
+from etpi_assets.tasks.family import EXCLUDED, RejectedInput, SandboxNeeds, Task, require_heldout
 from etpi_assets.tasks.patches import PatchFamily
 from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.hashes import json_hash
@@ -42,7 +35,7 @@ class RepositoryFamily(PatchFamily):
     """Base class; a subclass reads its data set's rows, and has the run of their tests."""
 
     params: Mapping[str, Any] = PARAMS
-    name: str
+    data = "the data set's rows (.jsonl, .json, .parquet)"
     feature_id = "issue"
     hides: str = "true"
     """Bash command that removes hidden tests from an agent's workspace."""
@@ -55,15 +48,10 @@ class RepositoryFamily(PatchFamily):
         """Return the repository that a row is of, for `exclude_repos`."""
         return str(row.get("repo", ""))
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield a task or a rejection for each row, in order. `seed` has no effect.
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield a task or a rejection for each row, in order.
 
-        Raises:
-            ValueError: unknown params, no path, or a misspelt held-out repository.
-            FileNotFoundError: no rows at the path.
-        """
-        chosen = with_defaults(suite, self.name, params, self.params)
-        path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
+        Raises ValueError for a misspelt held-out repository."""
         repos: set[str] = set()
 
         def read(source: str, row: Mapping[str, Any]) -> Task | RejectedInput | None:

@@ -18,10 +18,9 @@ from typing import Any
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.patches import PatchTrial, apply_command, apply_patch
+from etpi_assets.tasks.patches import PatchTrial, apply_command
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
-from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/testbed"
 _DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
@@ -39,21 +38,6 @@ _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 class SWETrial(PatchTrial):
     """The run of a fix's tests."""
-
-    patches = True
-
-    def command(self) -> str:
-        changed = sorted(_changed(self.task.payload["test_patch"]).items())
-        # pytest runs nothing if one of its files does not exist.
-        files = [path for path, exists in changed if exists and path.endswith(".py")]
-        if not self.pytest:
-            modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
-            return f"{_ACTIVATE}; {_DJANGO} {' '.join(map(shlex.quote, modules))}"
-        names = " ".join(map(shlex.quote, files))
-        return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
-
-    def put_tests(self, sandbox: Sandbox) -> None:
-        apply_patch(sandbox, self.task.payload["test_patch"], index=True)
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         outcomes = _with_cut_names(test.outcomes() if self.pytest else unittest_outcomes(test.output))
@@ -97,13 +81,25 @@ class SWEBench(RepositoryFamily):
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 
     def trials(self, task: Task) -> Sequence[PatchTrial]:
-        return [SWETrial(self, task, pytest=task.repo != "django/django", roots=task.payload.get("roots", ()))]
+        pytest, test_patch = task.repo != "django/django", task.payload["test_patch"]
+        command = _command(test_patch, pytest=pytest)
+        return [SWETrial(self, task, test_patch, command, pytest=pytest, roots=task.payload.get("roots", ()))]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return [apply_command(task.payload["patch"])]
 
 
 FAMILY = SWEBench()
+
+
+def _command(test_patch: str, *, pytest: bool) -> str:
+    # pytest runs nothing if one of its files does not exist.
+    files = [path for path, exists in sorted(_changed(test_patch).items()) if exists and path.endswith(".py")]
+    if not pytest:
+        modules = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
+        return f"{_ACTIVATE}; {_DJANGO} {' '.join(map(shlex.quote, modules))}"
+    names = " ".join(map(shlex.quote, files))
+    return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
 
 
 def _changed(patch: str) -> dict[str, bool]:

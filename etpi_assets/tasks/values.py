@@ -1,7 +1,8 @@
 """Compare the values that holes recorded with the expected ones: a program, since untrusted values may take any time.
 
-`python values.py SECONDS` reads {holes, cells, lengths, records} as JSON (`holes.Holed`, `proof`) and writes a list of
-reasons why a record disagrees, null where it agrees. Nothing is evaluated but literals, operators and constructors.
+`python values.py SECONDS` reads {holes, cells, records} as JSON (`holes.Holed`, `calibration`), and writes for each
+record the reason why it disagrees, null where it agrees, and the length of the text in which something is looked for.
+Nothing is evaluated but literals, operators and constructors.
 """
 
 from __future__ import annotations
@@ -86,8 +87,27 @@ CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {
 """Calls in an expected value that are evaluated again."""
 
 
-def evaluate(node: Any, leaves: list[Any]) -> Any:
+def _opaque(name: str) -> None:
+    raise Opaque(name)
+
+
+_RECORDED: Mapping[str, Callable[..., Any]] = {
+    "Decimal": Decimal, "Fraction": Fraction, "date": datetime.date.fromisoformat, "timedelta": datetime.timedelta,
+    "datetime": datetime.datetime.fromisoformat, "time": datetime.time.fromisoformat, "Opaque": _opaque,
+    **{kind.__name__: kind for kind in (bytearray, complex, float, frozenset, list, range, set, tuple)},
+}  # fmt: skip
+"""Calls in a recorded value (see `pytest_recorder.source`)."""
+
+
+def evaluate(text: str, leaves: list[Any], constructors: Mapping[str, Callable[..., Any]] = CONSTRUCTORS) -> Any:
     """Return the value of an expression of literals, operators, constructors and leaves (`_l[i]`)."""
+    return _value(ast.parse(text, mode="eval").body, leaves, constructors)
+
+
+def _value(node: Any, leaves: list[Any], constructors: Mapping[str, Callable[..., Any]]) -> Any:
+    def value(part: Any) -> Any:
+        return _value(part, leaves, constructors)
+
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Subscript):
@@ -96,92 +116,60 @@ def evaluate(node: Any, leaves: list[Any]) -> Any:
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         items: list[Any] = []
         for item in node.elts:
-            value = evaluate(item.value if isinstance(item, ast.Starred) else item, leaves)
-            items += value if isinstance(item, ast.Starred) else [value]
+            items += value(item.value) if isinstance(item, ast.Starred) else [value(item)]
         return {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)](items)
     if isinstance(node, ast.Dict):
         mapping: dict[Any, Any] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            mapping.update(evaluate(value, leaves) if key is None else {evaluate(key, leaves): evaluate(value, leaves)})
+        for key, item in zip(node.keys, node.values, strict=True):
+            mapping.update(value(item) if key is None else {value(key): value(item)})
         return mapping
     if isinstance(node, ast.BinOp):
-        return _BINARY[type(node.op)](evaluate(node.left, leaves), evaluate(node.right, leaves))
+        return _BINARY[type(node.op)](value(node.left), value(node.right))
     if isinstance(node, ast.UnaryOp):
-        return _UNARY[type(node.op)](evaluate(node.operand, leaves))
+        return _UNARY[type(node.op)](value(node.operand))
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(evaluate(part, leaves)) for part in node.values)
+        return "".join(str(value(part)) for part in node.values)
     if isinstance(node, ast.FormattedValue):
-        return str(evaluate(node.value, leaves))
+        return str(value(node.value))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        named = {str(keyword.arg): evaluate(keyword.value, leaves) for keyword in node.keywords}
-        return CONSTRUCTORS[node.func.id](*(evaluate(argument, leaves) for argument in node.args), **named)
+        named = {str(keyword.arg): value(keyword.value) for keyword in node.keywords}
+        return constructors[node.func.id](*map(value, node.args), **named)
     raise ValueError(f"no literal: {ast.dump(node)[:80]}")
 
 
-def decoded(record: Any, cells: Mapping[str, str] | None) -> Any:
-    """Return a recorded value (see `pytest_recorder.plain`). A cell counts where `cells` are given: in expected values.
+def decoded(text: str, cells: Mapping[str, str] | None) -> Any:
+    """Return a recorded value. A cell counts where `cells` are given: in expected values.
 
-    Raises Opaque, or any error for a record that is none."""
-    kind, value = record
-    if kind in ("opaque", "large"):
-        raise Opaque(value or kind)
-    if kind == "cell":
-        if cells is None:
-            raise Opaque("cell")
-        return evaluate(ast.parse(cells[value], mode="eval").body, [])
-    if kind in ("NoneType", "bool"):
-        return {"NoneType": None, "bool": bool(value)}[kind]
-    if kind == "int":
-        return int(value, 16)
-    if kind in ("str", "float", "Decimal", "Fraction"):
-        return {"str": str, "float": float, "Decimal": Decimal, "Fraction": Fraction}[kind](value)
-    if kind in ("bytes", "bytearray"):
-        return {"bytes": bytes, "bytearray": bytearray}[kind].fromhex(value)
-    if kind == "complex":
-        return complex(float(value[0]), float(value[1]))
-    if kind == "range":
-        return range(*value)
-    if kind == "timedelta":
-        return datetime.timedelta(*value)
-    if kind == "date":
-        return datetime.date(*value[0])
-    if kind in ("datetime", "time"):
-        return getattr(datetime, kind)(*value[0], tzinfo=datetime.UTC if value[1] else None)
-    if kind == "dict":
-        return {decoded(key, cells): decoded(item, cells) for key, item in value}
-    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](decoded(i, cells) for i in value)
+    Raises Opaque, or any error for a text that is none."""
+
+    def cell(key: str) -> Any:
+        return _opaque("cell") if cells is None else evaluate(cells[key], [])
+
+    return evaluate(text, [], {**_RECORDED, "Cell": cell})
 
 
-def disagreement(
-    hole: Mapping[str, Any], values: list[Any], cells: Mapping[str, str], longest: int | None
-) -> str | None:
-    """Return why a record disagrees with a hole; None if it agrees."""
-    operation = hole["op"]
+def compare(hole: Mapping[str, Any], values: list[str], cells: Mapping[str, str]) -> tuple[str | None, int]:
+    """Return (why a record disagrees with a hole, None if it agrees; the length of a text that is searched, else 0)."""
+    operation, longest, size = hole["op"], hole.get("longest"), 0
     try:
-        if hole.get("bit"):
-            return None if values[0] == ["bool", operation not in ("false", "not none")] else "differs"
         got, *leaves = [decoded(value, cells if at else None) for at, value in enumerate(values)]
-        expected = evaluate(ast.parse(hole["expected"], mode="eval").body, leaves)
-        looked_in = leaves[0] if operation == "raises" else got
-        if longest is not None and isinstance(looked_in, str | bytes) and len(looked_in) > 4 * longest + _SLACK:
-            return "longer than four times the reference's"
+        searched = leaves[0] if operation == "raises" else got
+        if operation in ("raises", "in", "startswith", "endswith") and isinstance(searched, str | bytes):
+            size = len(searched)
+        if longest is not None and size > 4 * longest + _SLACK:
+            return "longer than four times the reference's", size
+        expected = evaluate(hole["expected"], leaves)
         if operation == "raises":
             if not {*hole["classes"]} & {*got}:
-                return "another exception"
-            return None if expected is None or re.search(expected, leaves[0]) else "differs"
-        first, second = (expected, got) if hole["flip"] else (got, expected)
-        return None if _COMPARED[operation](first, second) else "differs"
+                return "another exception", size
+            agrees = expected is None or re.search(expected, leaves[0])
+        else:
+            agrees = _COMPARED[operation](expected, got) if hole["flip"] else _COMPARED[operation](got, expected)
+        return None if agrees else "differs", size
     except Opaque as error:
-        return f"opaque {error}"
+        return f"opaque {error}", size
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:120]
-
-
-def size_of(hole: Mapping[str, Any], values: list[Any]) -> int:
-    """Return the length of a recorded text in which something is looked for; 0 for another value."""
-    at = 1 if hole["op"] == "raises" else 0
-    looks = hole["op"] in ("raises", "in", "startswith", "endswith")
-    return len(values[at][1]) if looks and len(values) > at and values[at][0] in ("str", "bytes") else 0
+        return f"{type(error).__name__}: {error}"[:120], size
 
 
 def _same_items(first: list[Any], second: list[Any]) -> bool:
@@ -196,10 +184,8 @@ def main(seconds: int) -> None:
     for name, limit in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(name, (limit, limit))
     request = json.load(sys.stdin)
-    holes, lengths = request["holes"], request["lengths"]
-    reasons = [disagreement(holes[k], values, request["cells"], lengths.get(k)) for k, values in request["records"]]
-    sizes = [size_of(holes[key], values) for key, values in request["records"]]
-    json.dump([reasons, sizes], sys.stdout)
+    records = request["records"]
+    json.dump([compare(request["holes"][key], values, request["cells"]) for key, values in records], sys.stdout)
 
 
 if __name__ == "__main__":

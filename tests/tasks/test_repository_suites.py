@@ -337,7 +337,7 @@ new file mode 100644
 """
     task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, repository.swe_row(test_patch=patch))))
     assert task.payload["test_files"] == ["e é.py", "gone b.py", "my t/x.py", "my t/y.py", 't/größe "z.py']
-    assert swe_bench.FAMILY.trials(task)[0].command().endswith("""'e é.py' 'my t/y.py' 't/größe "z.py'""")
+    assert swe_bench.FAMILY.trials(task)[0].command.endswith("""'e é.py' 'my t/y.py' 't/größe "z.py'""")
 
 
 @pytest.mark.parametrize(("last", "passed"), [("passed", True), ("failed", False)])

@@ -19,9 +19,9 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.rollouts.teachers import POLICIES
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.calls import run_calls
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.worlds.calls import run_calls
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks

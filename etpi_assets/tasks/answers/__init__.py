@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
@@ -17,14 +18,12 @@ from etpi_assets.tasks.family import (
     BLIND,
     REFERENCE_RUNS,
     UNCHALLENGED,
-    Family,
+    FilesFamily,
     RejectedInput,
     SandboxNeeds,
     Task,
     Verdict,
-    named_path,
     proved,
-    with_defaults,
 )
 from etpi_assets.tasks.proof import prove
 from etpi_resources.sandboxes import Limits, SandboxFactory
@@ -48,22 +47,18 @@ program. grader: of mathematical answers, "hardened", or "published", as math-ve
 command_seconds, memory_gib: limits of a tool call and of a test."""
 
 
-class Answers(Family):
+class Answers(FilesFamily):
     """The family `answers`."""
 
+    name, data = "answers", "the rows (.jsonl, .json, .parquet)"
     params = PARAMS
     feature_id = "question"
     repo_is_source = True
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row. Sources alternate, so that the first N tasks are balanced too.
 
-        Raises:
-            ValueError: unknown params, no path, or a source with fewer rows than `per_source`. FileNotFoundError: no
-                rows at the path.
-        """
-        chosen = with_defaults(suite, "answers", params, PARAMS)
-        path = named_path(suite, chosen, "the rows (.jsonl, .json, .parquet)")
+        Raises ValueError for a source with fewer rows than `per_source`."""
         if chosen["grader"] not in maths.GRADERS:
             raise ValueError(f"suite {suite}: params.grader is one of {', '.join(maths.GRADERS)}")
         items = list(read_questions(suite, path, chosen))

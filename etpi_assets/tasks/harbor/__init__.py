@@ -10,19 +10,11 @@ processes that it starts do not count; a task that needs either fails its own re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import (
-    Rejected,
-    RejectedInput,
-    Role,
-    SandboxNeeds,
-    Task,
-    Verdict,
-    named_path,
-    with_defaults,
-)
+from etpi_assets.tasks.family import Rejected, RejectedInput, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
@@ -50,17 +42,13 @@ workdir: where the agent works; none: [environment] workdir, the last WORKDIR of
 class Harbor(TestedFamily):
     """The family `harbor`."""
 
+    name, data = "harbor", "a folder of task folders"
     params = PARAMS
     feature_id = "request"
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield a task or a rejection for each folder with a task.toml, ordered by path. `seed` has no effect.
-
-        Raises:
-            ValueError: unknown params, or no path. FileNotFoundError: no task.toml below the path.
-        """
-        chosen = with_defaults(suite, "harbor", params, PARAMS)
-        root = named_path(suite, chosen, "a folder of task folders").resolve()
+    def read_path(self, suite: str, seed: int, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        """Yield a task or a rejection for each folder with a task.toml, ordered by path."""
+        root = path.resolve()
         folders = sorted(file.parent for file in root.rglob(TASK_FILE))
         if not folders:
             raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; {MIGRATE}")

@@ -100,11 +100,7 @@ class MachineTrial(Trial):
             script = f"bash -c 'source {script}' {script}"
         command = _exports(task.payload["environment"])
         command += downloads.command_with_downloads(task.payload["place"], f"{script} > {log} 2>&1")
-        if recorded:
-            run = run_graded(sandbox, command, timeout=task.payload["seconds"], safe_path=False)
-        else:
-            done = sandbox.run(command, timeout=task.payload["seconds"])
-            run = GradedRun(done.output, done.exit_code, done.timed_out)
+        run = run_graded(sandbox, command, recorded=recorded, timeout=task.payload["seconds"], safe_path=False)
         return replace(run, output=sandbox.run(f"tail -c {_SHOWN} {log}").output, rewards=_rewards(sandbox))
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:

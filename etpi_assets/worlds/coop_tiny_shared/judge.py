@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from etpi_assets.tasks.calls import FunctionCall, prove_calls, run_calls
 from etpi_assets.tasks.family import Rejected, RejectedInput, Task, Verdict
+from etpi_assets.worlds.calls import FunctionCall, prove_calls, run_calls
 from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from etpi_assets.tasks.calls import FunctionCall, prove_calls, run_calls
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.frozen import Changes, counted_changes
 from etpi_assets.tasks.reports import equal_outcomes
+from etpi_assets.worlds.calls import FunctionCall, prove_calls, run_calls
 from etpi_assets.worlds.repo_fix_tiny.generate import module_text
 from etpi_resources.sandboxes import SandboxFactory
 

@@ -22,7 +22,6 @@ from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import Sandbox
 
 ETPI_VERSION = 1
 """The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
@@ -31,14 +30,7 @@ _ROOTS = re.compile(r"PYTHONPATH=(?P<roots>\S+) ")
 
 
 class BugTrial(PatchTrial):
-    """The run of a package's tests, by the row's command without PYTHONPATH: the recorder adds the roots once pytest is
-    imported."""
-
-    def command(self) -> str:
-        return _ROOTS.sub("", self.task.payload["command"])
-
-    def put_tests(self, sandbox: Sandbox) -> None:
-        sandbox.write_files(self.task.payload["tests"])
+    """The run of a package's tests."""
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         return equal_outcomes(test.outcomes(), self.task.payload["expected"])
@@ -80,7 +72,9 @@ class PypiBugs(RepositoryFamily):
         payload, match = task.payload, _ROOTS.match(task.payload["command"])
         files = {**payload["files"], payload["path"]: payload["fixed"]}
         fixed = json_hash([files, payload["tests"], payload["command"], payload["expected"]])
-        return [BugTrial(self, task, roots=match["roots"].split(":") if match else (), fixed=fixed)]
+        # The recorder adds the roots once pytest is imported.
+        roots, command = match["roots"].split(":") if match else (), _ROOTS.sub("", payload["command"])
+        return [BugTrial(self, task, payload["tests"], command, roots=roots, fixed=fixed)]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         path = task.payload["path"]

@@ -351,7 +351,7 @@ new file mode 100644
 def swe_bench_test_files() -> dict[str, Any]:
     """Paths of a test patch: renames, copies, blanks, quotes, no prefixes."""
     (task,) = tasks_of(swe_bench.FAMILY, path=rows_file(repository().swe_row(test_patch=TEST_PATCH)))
-    return {"test_files": task.payload["test_files"], "command": swe_bench.FAMILY.trials(task)[0].command()}
+    return {"test_files": task.payload["test_files"], "command": swe_bench.FAMILY.trials(task)[0].command}
 
 
 @case("family.harbor", "task")
@@ -483,15 +483,15 @@ class TestKnot(unittest.TestCase):
 
 @case("judge", "holes")
 def holes() -> dict[str, Any]:
-    holed = dig(TESTS, "k_")
+    holed = dig({"test_moor.py": TESTS}, "k_")
     return {
-        "text": holed.text,
+        "text": holed.files,
         "holes": holed.holes,
         "cells": holed.cells,
         "tests": {name: [vars(each) for each in several] for name, several in holed.tests.items()},
         "reversible": sorted(holed.reversible),
-        "reversed": dig(TESTS, "k_", (), sorted(holed.reversible)).text,
-        "unread": dig("def test_x(:\n", "k_").text,
+        "reversed": dig({"test_moor.py": TESTS}, "k_", {}, sorted(holed.reversible)).files,
+        "unread": dig({"test_x.py": "def test_x(:\n"}, "k_").files,
     }
 
 
