@@ -99,7 +99,7 @@ def test_rollouts_fail_when_the_trainer_disconnects():
 
     with PolicyServer(roll_out, "policy") as server:
         with Client(str(server.path)) as trainer:
-            trainer.send(("roll_out", 0, [0], 0, None))
+            trainer.send(("roll_out", 0, 0, [0], 0, None))
             assert trainer.recv()[0] == "complete"
         assert ended.wait(20), "the rollout waited for a trainer that is gone"
     assert server.error is None and not server.path.exists()
