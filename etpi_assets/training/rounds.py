@@ -39,7 +39,7 @@ from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.trainers.policy_link import Sample, TokenStatistics
+from etpi_resources.trainers.policy_link import Sample
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -377,10 +377,9 @@ class Rounds:
             turn_versions=versions if len(set(versions)) > 1 else (),
         )
 
-    def record(self, step: int, statistics: TokenStatistics) -> None:
+    def record(self, step: int, statistics: bytes) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
-        content = statistics.logprobs + statistics.entropies + statistics.teacher
-        write_atomically(_path(self.folder, step).with_suffix(SUFFIX), content)
+        write_atomically(_path(self.folder, step).with_suffix(SUFFIX), statistics)
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
         header = json.dumps({"step": step, "samples": [asdict(sample) for sample in samples]}, allow_nan=False)

@@ -180,21 +180,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class TokenStatistics:
-    """Figures that the trainer computed at each generated id of a round, before the first update on the round.
-
-    Attributes:
-        logprobs: of the id; entropies: of the distribution at the id, at the sampling temperature. Both in nats,
-            little-endian float32, as bytes: the round's samples one after the other, and of each the ids whose mask
-            is 1; NaN for a sample that is not in the loss. teacher: its log-probs likewise; empty without a teacher.
-    """
-
-    logprobs: bytes
-    entropies: bytes
-    teacher: bytes = b""
-
-
-@dataclass(frozen=True)
 class Published:
     """A version of the policy's weights, for servers to load.
 
@@ -214,8 +199,10 @@ RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
 Generate = Callable[[int, Published], AbstractContextManager[Engine]]
 """(optimiser steps done, the weights) -> an engine that generates from them."""
 
-Record = Callable[[int, TokenStatistics], None]
-"""(step of the round, its statistics)."""
+Record = Callable[[int, bytes], None]
+"""(step of the round, the figures that the trainer computed before the first update on it), as rows of little-endian
+float32 in nats: log-probs and entropies (and the log-probs of a teacher) at the sampling temperature, of the ids whose
+mask is 1, sample by sample; NaN for a sample that is not in the loss."""
 
 
 Complete = Callable[[Sequence[Request]], list[Completion]]
@@ -407,7 +394,7 @@ class PolicyClient:
         samples, self.publish_seconds = _answer_of(answer, f"the rollouts of step {step} stopped")
         return samples
 
-    def record(self, step: int, statistics: TokenStatistics) -> None:
+    def record(self, step: int, statistics: bytes) -> None:
         """Send a round's statistics; return once they are kept, so that no checkpoint is without them.
 
         Raises LinkBroken with the reason if the other side cannot keep them.

@@ -42,7 +42,7 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.trainers.policy_link import Fork, TokenStatistics
+from etpi_resources.trainers.policy_link import Fork
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -134,14 +134,14 @@ def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
     tokens = [[sum(sample.mask) for sample in one(step, [step] * 4, Mixed())] for step in (0, 1)]
     values = np.arange(2 * sum(tokens[0]), dtype="<f4").reshape(2, -1)
     values[:, : tokens[0][0]] = np.nan  # the first sample was not in the loss
-    one.record(0, TokenStatistics(values[0].tobytes(), values[1].tobytes()))
+    one.record(0, values.tobytes())
     first, *others = [statistics for _, _, statistics in read_rounds(tmp_path)]
     assert first is None and all(statistics is None for statistics in others[3:]), "round 1 was not trained on"
     assert np.array_equal(np.concatenate(others[:3], axis=1), values[:, tokens[0][0] :])
     assert [s.shape for s in others[:3]] == [(2, n) for n in tokens[0][1:]]
     assert drop_rounds_from(tmp_path, 0) == 2 and not list(tmp_path.iterdir())
     one(0, [0] * 4, Mixed())
-    one.record(0, TokenStatistics(values[0, :9].tobytes(), values[1, :9].tobytes()))
+    one.record(0, values[:, :9].tobytes())
     with pytest.raises(BadData, match="round-000000.tokens has 18 values"):
         list(read_rounds(tmp_path))
 

@@ -318,17 +318,14 @@ class GrpoLog:
     def send_statistics(self) -> None:
         """Send the statistics of a round that was trained on for the first time. A checkpoint to resume from is saved
         after this, so a resumed run has those of all rounds before it."""
+        import numpy as np
         from accelerate.utils import gather_object
-
-        from etpi_resources.trainers.policy_link import TokenStatistics
 
         if (share := self.trainer.statistics.take()) is None:
             return
         shares = gather_object([share])  # in the order of ranks, which is that of the round
         if self.trainer.accelerator.is_main_process:
-            names = ("logprobs", "entropies", "teacher")
-            rows = (b"".join(getattr(share, name) for share in shares) for name in names)
-            self.link.record(self.trainer.round_step, TokenStatistics(*rows))
+            self.link.record(self.trainer.round_step, np.concatenate(shares, axis=1).tobytes())
 
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""

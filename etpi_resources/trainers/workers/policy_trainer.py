@@ -26,7 +26,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from etpi_resources.trainers.contracts import ROW_LOSSES, GrpoSettings
-from etpi_resources.trainers.policy_link import Sample, TokenStatistics
+from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import Branch, branches_of, pack_samples, pad_branches, parts_of
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
@@ -52,7 +52,7 @@ class RoundStatistics:
     def __init__(self, samples: Sequence[Sample] = ()) -> None:
         self._masks = [np.array(sample.mask, dtype=bool) for sample in samples]
         self._values: dict[int, np.ndarray] = {}
-        self.teacher = b""
+        self.teacher: list[np.ndarray] = []
 
     def add(self, places: torch.Tensor, in_loss: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Add the samples of a pass.
@@ -68,14 +68,16 @@ class RoundStatistics:
             mask = self._masks[place]
             self._values[place] = of_sample[:, : len(mask)][:, mask]
 
-    def take(self) -> TokenStatistics | None:
-        """Return the statistics once every sample has been added, and forget them; None before and after that."""
+    def take(self) -> np.ndarray | None:
+        """Return the statistics once every sample has been added, and forget them; None before and after that.
+
+        They are rows of little-endian float32: log-probs, entropies, and those of a teacher.
+        """
         if not self._masks or len(self._values) < len(self._masks):
             return None
-        flat = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1).astype("<f4")
+        rows = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1)
         self._masks, self._values = [], {}
-        logprobs, entropies = (row.tobytes() for row in flat)
-        return TokenStatistics(logprobs, entropies, self.teacher)
+        return np.vstack([rows, *self.teacher]).astype("<f4")
 
 
 def _of_tokens(advantages: torch.Tensor) -> torch.Tensor:
@@ -233,7 +235,7 @@ class PolicyTrainer(GRPOTrainer):
         gap = torch.where(mask, torch.cat(scores) - output["sampling_per_token_logps"], 0.0)
         rows = zip(torch.cat(scores).float().cpu().numpy(), self.share, strict=True)
         kept = [row[: len(sample.mask)][np.array(sample.mask, dtype=bool)] for row, sample in rows]
-        self.statistics.teacher = np.concatenate(kept).astype("<f4").tobytes()
+        self.statistics.teacher = [np.concatenate(kept)]
         self.teacher_gaps.append((-float(gap.sum()), int(mask.sum())))
         self.seconds["teacher"] = time.monotonic() - began
         return self._rl.distil_weight * gap + self._rl.outcome_weight * _of_tokens(output["advantages"])
