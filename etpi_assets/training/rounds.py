@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -124,6 +125,10 @@ class RewardedSample:
     turn_versions: Sequence[int] = ()
 
 
+ByAgent = Mapping[str | None, float]
+"""Values of a rollout (None), and of its agents where they have rewards of their own."""
+
+
 @dataclass
 class _Attempted:
     """A rollout of a round while it is rewarded; see `RewardedSample`.
@@ -138,14 +143,12 @@ class _Attempted:
     versions: Mapping[tuple[int, ...], int]
     left_out: Reason | None = None
     scores: Sequence[Score] = ()
-    reward: float = 0.0
-    agent_rewards: Mapping[str, float] = field(default_factory=dict)
-    advantage: float = 0.0
-    agent_advantages: dict[str, float] = field(default_factory=dict)
+    rewards: ByAgent = field(default_factory=lambda: {None: 0.0})
+    advantages: ByAgent = field(default_factory=lambda: {None: 0.0})
 
     @property
     def varies(self) -> bool:
-        return any((self.advantage, *self.agent_advantages.values()))
+        return any(self.advantages.values())
 
 
 def _versioned(engine: Engine) -> tuple[Engine, dict[tuple[int, ...], int]]:
@@ -241,7 +244,8 @@ class Rounds:
             aside += broken
             if last.left_out is None:
                 last.scores = score_rollout(last.record, last.task, self.section.rewards)
-                last.reward, last.agent_rewards = reward_of(last.scores)
+                reward, of_agents = reward_of(last.scores)
+                last.rewards = {None: reward, **of_agents}
         return {last.place: last for *_, last in results}
 
     def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
@@ -277,7 +281,7 @@ class Rounds:
         with self._counting:  # rounds may run beside each other
             self._constant = 0 if varied else self._constant + len(groups)
         if self._constant >= CONSTANT_GROUPS and os.environ.get(KEEP_GOING) != "1":
-            rewards = sorted({round(attempted.reward, 3) for group in groups for attempted in group})
+            rewards = sorted({round(attempted.rewards[None], 3) for group in groups for attempted in group})
             raise NoVariance(
                 f"the last {self._constant} groups, until step {step}, had equal rewards ({rewards[0]:g} to "
                 f"{rewards[-1]:g}), so nothing was trained: take tasks that the start checkpoint solves sometimes, "
@@ -296,18 +300,11 @@ class Rounds:
             )
 
     def _compare(self, groups: Sequence[Sequence[_Attempted]]) -> None:
-        """Set the advantages of the rollouts in their groups, and of each agent among the same agent's of the group."""
+        """Set the advantages of the rollouts in their groups."""
         whole = [[a for a in group if a.left_out is None] for group in groups]
-        by_group = advantages_of(self.section, [[a.reward for a in group] for group in whole])
-        for group, advantages in zip(whole, by_group, strict=True):
-            for a, advantage in zip(group, advantages, strict=True):
-                a.advantage = advantage
-        for agent in sorted({agent for group in whole for a in group for agent in a.agent_rewards}):
-            those = [[a for a in group if agent in a.agent_rewards] for group in whole]
-            by_group = advantages_of(self.section, [[a.agent_rewards[agent] for a in group] for group in those])
-            for group, advantages in zip(those, by_group, strict=True):
-                for a, advantage in zip(group, advantages, strict=True):
-                    a.agent_advantages[agent] = advantage
+        advantages = advantages_of(self.section, [[a.rewards for a in group] for group in whole])
+        for a, of_rollout in zip(chain(*whole), advantages, strict=True):
+            a.advantages = of_rollout
 
     def _trained(self, a: _Attempted, step: int, replaced: int) -> tuple[Sample, RewardedSample]:
         """Return the trainer's sample of a rollout in its place, and its row."""
@@ -320,11 +317,11 @@ class Rounds:
             # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
             end = sorted(self.environment.chat.end_ids)[:1]
             forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
-        elif a.agent_advantages:
-            by_agent = [a.agent_advantages[agent.agent_id] for agent in agents_of(a.record)]
+        elif len(a.advantages) > 1:
+            by_agent = [a.advantages[agent.agent_id] for agent in agents_of(a.record)]
             advantages = [by_agent[owner] for owner in forest.owners]
         return Sample(
-            forest.prompt, forest.completion, forest.mask, forest.logprobs, a.reward, a.advantage,
+            forest.prompt, forest.completion, forest.mask, forest.logprobs, row.reward, row.advantage,
             row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,
             row.version,
         ), row  # fmt: skip
@@ -351,14 +348,14 @@ class Rounds:
                 f"rollout {a.record.rollout_id}: {len(turns) - len(versions)} of {len(turns)} turns are none that the "
                 "policy's engine generated; report this fault"
             )
-        several = forest is not None and (len(agents) > 1 or bool(forest.forks) or bool(a.agent_rewards))
+        several = forest is not None and (len(agents) > 1 or bool(forest.forks) or len(a.rewards) > 1)
         capture = ((a.record.outcome or {}).get("details") or {}).get("capture") or {}
         return RewardedSample(
             rollout_id=a.record.rollout_id,
             step=step,
             place=a.place,
-            reward=a.reward,
-            advantage=a.advantage,
+            reward=a.rewards[None],
+            advantage=a.advantages[None],
             parsed=all(turn.parse_error is None for turn in turns),
             solved=_solved(a.record),
             called=any(turn.actions and turn.observation is not None for turn in turns),
@@ -370,8 +367,8 @@ class Rounds:
             agents=[agent.agent_id for agent in agents] if several else (),
             agent_branches=forest.branches if forest and several else (),
             agent_tokens=tokens if several else (),
-            agent_rewards=[a.agent_rewards[agent.agent_id] for agent in agents] if a.agent_rewards else (),
-            agent_advantages=[a.agent_advantages[agent.agent_id] for agent in agents] if a.agent_advantages else (),
+            agent_rewards=[a.rewards[agent.agent_id] for agent in agents] if len(a.rewards) > 1 else (),
+            agent_advantages=[a.advantages[agent.agent_id] for agent in agents] if len(a.advantages) > 1 else (),
             untrained_tokens=capture.get("untrained_tokens"),
             version=min(versions, default=None),
             turn_versions=versions if len(set(versions)) > 1 else (),
@@ -478,21 +475,25 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     return replace(environment, tasks=kept, left_out=left_out)
 
 
-def advantages_of(section: RLSection, groups: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantages of the rewards of a round's groups, as the section scales them; 0 in a group of one."""
-    eps, ddof = section.advantage_eps, section.advantage_ddof
-    rewards = [reward for group in groups for reward in group]
-    whole = section.scale_advantage == "batch" and len(rewards) > ddof
-    spread = float(np.std(rewards, ddof=ddof)) + eps if whole else 1.0
-    return [
-        [
-            value / spread
-            for value in group_advantages(group, len(group), eps=eps, ddof=ddof, scale=section.scale_advantage is True)
+def advantages_of(section: RLSection, groups: Sequence[Sequence[ByAgent]]) -> list[ByAgent]:
+    """Return the advantages of all rollouts of a round's groups, from their rewards: of a rollout in its group, and of
+    each agent among the same agent's in it, as the section scales them; 0 where nothing is compared."""
+    eps, ddof, scale = section.advantage_eps, section.advantage_ddof, section.scale_advantage
+    advantages = [[dict[str | None, float]() for _ in group] for group in groups]
+    for agent in {agent for rewards in chain(*groups) for agent in rewards}:
+        those = [
+            [(rewards[agent], own) for rewards, own in zip(*pair, strict=True) if agent in rewards]
+            for pair in zip(groups, advantages, strict=True)
         ]
-        if len(group) > 1
-        else [0.0] * len(group)
-        for group in groups
-    ]
+        everyone = [reward for reward, _ in chain(*those)]
+        spread = float(np.std(everyone, ddof=ddof)) + eps if scale == "batch" and len(everyone) > ddof else 1.0
+        for group in those:
+            rewards, values = [reward for reward, _ in group], [0.0] * len(group)
+            if len(group) > 1:
+                values = group_advantages(rewards, len(group), eps=eps, ddof=ddof, scale=scale is True)
+            for (_, own), value in zip(group, values, strict=True):
+                own[agent] = value / spread
+    return [*chain(*advantages)]
 
 
 def _solved(record: RolloutRecord) -> bool | None:
