@@ -308,29 +308,28 @@ class Rounds:
 
     def _trained(self, a: _Attempted, step: int, replaced: int) -> tuple[Sample, RewardedSample]:
         """Return the trainer's sample of a rollout in its place, and its row."""
-        forest = None if a.left_out else as_forest(a.record)
-        if forest and self.section.mask_truncated and self._cut(a.record):
+        forest, truncated = None if a.left_out else as_forest(a.record), self._truncated(a.record)
+        if forest and self.section.mask_truncated and truncated:
             a.left_out = "truncated"
         row = self._row(a, step, forest)
         advantages = None
         if forest is None or a.left_out:
             # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
             end = sorted(self.environment.chat.end_ids)[:1]
-            forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
+            forest = Forest(end, end, [0], [0.0], [], [0], [1])
         elif len(a.advantages) > 1:
             by_agent = [a.advantages[agent.agent_id] for agent in agents_of(a.record)]
             advantages = [by_agent[owner] for owner in forest.owners]
         return Sample(
             forest.prompt, forest.completion, forest.mask, forest.logprobs, row.reward, row.advantage,
-            row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,
+            row.parsed, row.solved or 0.0, row.called, truncated, forest.forks, advantages, a.left_out, replaced,
             row.version,
         ), row  # fmt: skip
 
-    def _cut(self, record: RolloutRecord) -> bool:
-        """Return whether the last turn of an agent was cut at a length limit."""
-        return any(
-            (a.turns[-1].output_ids or [None])[-1] not in self.environment.chat.end_ids for a in agents_of(record)
-        )
+    def _truncated(self, record: RolloutRecord) -> float:
+        """Return the share of agents whose last turn was cut at a length limit."""
+        last = [agent.turns[-1].output_ids or [None] for agent in agents_of(record)]
+        return sum(ids[-1] not in self.environment.chat.end_ids for ids in last) / max(1, len(last))
 
     def _row(self, a: _Attempted, step: int, forest: Forest | None) -> RewardedSample:
         agents = agents_of(a.record)

@@ -28,7 +28,6 @@ import socket
 import tempfile
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -139,8 +138,8 @@ class Sample:
             distribution, 0.0 for observations. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
         parsed, solved, called: 0 or 1, to be logged as shares (called: whether the policy called a tool).
+        truncated: the share of its agents whose last turn was cut at a length limit.
         forks: the branches after the first, in order.
-        ends: index of the last id of each agent, in the prompt and the completion together; empty: the last id.
         advantages: of each id of the completion, where agents have rewards of their own.
         left_out: why the rollout is in no loss; then the mask is 0. None: it is trained on.
         replaced: rollouts that it replaces: they broke, or their group had no variance.
@@ -156,27 +155,12 @@ class Sample:
     parsed: float = 0.0
     solved: float = 0.0
     called: float = 0.0
+    truncated: float = 0.0
     forks: Sequence[Fork] = ()
-    ends: Sequence[int] = ()
     advantages: Sequence[float] | None = None
     left_out: str | None = None
     replaced: int = 0
     version: int | None = None
-
-    def branches(self) -> list[tuple[list[int], int]]:
-        """Return of each branch the indices of its ids (in the prompt and the completion together), and how many of
-        them are an earlier branch's."""
-        starts = [0, *(fork.start for fork in self.forks)]
-        ends = [*starts[1:], len(self.prompt_ids) + len(self.completion_ids)]
-        branches: list[tuple[list[int], int]] = []
-        for start, end, after in zip(starts, ends, [-1, *(fork.after for fork in self.forks)], strict=True):
-            shared: list[int] = []
-            if after >= 0:
-                parent = bisect_right(starts, after) - 1
-                indices, common = branches[parent]
-                shared = indices[: common + after - starts[parent] + 1]
-            branches.append(([*shared, *range(start, end)], len(shared)))
-        return branches
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,21 @@ def test_prompts_that_are_all_too_long_raise_with_the_option():
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_rollouts_that_are_cut_are_counted_whether_or_not_they_are_trained_on(tmp_path, masked):
+    class Cut(Mixed):
+        def _one(self, request: Request) -> Completion:
+            whole = super()._one(request)
+            if request.request_id < "8":  # begins with a hash
+                return replace(whole, output_ids=(whole.output_ids or ())[:-1], logprobs=(whole.logprobs or ())[:-1])
+            return whole
+
+    samples = rounds(tmp_path, SECTION.model_copy(update={"mask_truncated": masked}))(0, [0] * 4 + [1] * 4, Cut())
+    cut = [record.agents[0].turns[0].output_ids[-1] != CHAT.end_id for _, record, _ in read_rounds(tmp_path)]
+    assert 0 < sum(cut) < 8 and [sample.truncated for sample in samples] == cut
+    assert [sample.left_out == "truncated" for sample in samples] == [masked and each for each in cut]
+
+
 def test_several_turns_become_one_branch_with_observations_masked_and_fork_where_they_part():
     turns = [
         Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
@@ -277,7 +292,7 @@ def test_several_turns_become_one_branch_with_observations_masked_and_fork_where
     record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
     chain = as_forest(record)
     assert (chain.prompt, chain.completion, chain.mask) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1])
-    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks and chain.ends == [7]
+    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
     forked = as_forest(record)
     assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])

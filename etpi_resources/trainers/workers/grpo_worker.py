@@ -339,12 +339,12 @@ class GrpoLog:
             "learning_rate": logs["learning_rate"],
             "tokens": self.tokens,
             "seconds": self.seconds_before + time.monotonic() - self.started,
-            "parsed": sum(sample.parsed for sample in samples) / len(samples),
-            "solved": sum(sample.solved for sample in samples) / len(samples),
-            "called": sum(sample.called for sample in samples) / len(samples),
+            **{
+                name: sum(getattr(sample, name) for sample in samples) / len(samples)
+                for name in ("parsed", "solved", "called", "truncated")
+            },
             "replaced": sum(sample.replaced for sample in samples) or None,
             "left_out": sum(sample.left_out is not None for sample in samples) or None,
-            "truncated": self._truncated(),
             **self._reward_metrics(),
             **self._gap_metrics(),
             **self._step_seconds(),
@@ -377,15 +377,6 @@ class GrpoLog:
             "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
             "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
         }
-
-    def _truncated(self) -> float:
-        """Return the share of the round's agents whose last id ends no turn."""
-        ended = {*self.trainer.eos_token_ids, self.trainer.pad_id}
-        cut = [
-            [*sample.prompt_ids, *sample.completion_ids][end] not in ended
-            for sample in self.trainer.round for end in sample.ends or (-1,)
-        ]  # fmt: skip
-        return sum(cut) / len(cut)
 
     def _gap_metrics(self) -> dict[str, Any]:
         """Staleness, log-prob gaps and importance weights of all ranks' passes since the last call."""
