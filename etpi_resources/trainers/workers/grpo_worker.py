@@ -153,7 +153,7 @@ def build_trainer(
             return []
         with engine.generating(step) if engine else nullcontext():
             published_at = time.monotonic()
-            later = {first: trainer.rows_of(first) for first in rl.rounds(step)[1:]}
+            later = {first: trainer.rows[first] for first in rl.rounds(step)[1:]}
             samples = link.roll_out(step, rows, published or engine, later)
         rollout = time.monotonic() - published_at
         # Of a round ahead, servers loaded the weights while the trainer trained.
