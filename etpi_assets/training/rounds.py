@@ -217,11 +217,10 @@ class Rounds:
             for place in requested:
                 placed[place].left_out = placed[place].left_out or "constant"
                 aside.append(placed[place])
-        replaced = Counter(attempted.place for attempted in aside)
-        trained = [self._trained(placed[place], step, replaced[place]) for place in range(len(rows))]
-        replaced_rows = [self._row(a, step, None) for a in aside]
-        records = [a.record for a in (*(placed[place] for place in range(len(rows))), *aside)]
-        self._write(step, [*(row for _, row in trained), *replaced_rows], records)
+        kept, replaced = [*chain(*groups)], Counter(a.place for a in aside)
+        trained = [self._trained(a, step, replaced[a.place]) for a in kept]
+        rows_aside = [self._row(a, step, None) for a in aside]
+        self._write(step, [*(row for _, row in trained), *rows_aside], [a.record for a in (*kept, *aside)])
         self._stop_without_variance(step, groups)
         return [sample for sample, _ in trained]
 
@@ -335,11 +334,6 @@ class Rounds:
         agents = agents_of(a.record)
         turns = [turn for agent in agents for turn in agent.turns]
         tokens = [sum(len(turn.output_ids or ()) for turn in agent.turns) for agent in agents]
-        if forest is not None and sum(forest.mask) != sum(tokens):
-            raise RolloutsFailed(
-                f"rollout {a.record.rollout_id}: the policy generated {sum(tokens)} ids, and {sum(forest.mask)} would "
-                "be trained; report this fault"
-            )
         ids = [(*(turn.prompt_ids or ()), *(turn.output_ids or ())) for turn in turns]
         versions = [version for turn in ids if (version := a.versions.get(turn)) is not None]
         if forest is not None and a.versions and len(versions) < len(turns):
