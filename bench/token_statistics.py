@@ -25,7 +25,7 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.training.grpo import settings
 from etpi_assets.training.rounds import SUFFIX
 from etpi_resources.lake.files import write_atomically
-from etpi_resources.trainers.policy_link import PolicyServer, Sample, TokenStatistics, connect
+from etpi_resources.trainers.policy_link import PolicyServer, Sample, connect
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.grpo_worker import trainer_arguments
@@ -64,8 +64,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rounds = Path(folder)
 
-        def record(step: int, kept: TokenStatistics) -> None:
-            write_atomically(rounds / f"round-{step:06d}{SUFFIX}", kept.logprobs + kept.entropies)
+        def record(step: int, kept: bytes) -> None:
+            write_atomically(rounds / f"round-{step:06d}{SUFFIX}", kept)
 
         trainer: Any = PolicyTrainer(
             lambda step, rows: rollouts,
@@ -84,8 +84,8 @@ def main() -> None:
                 self.began = time.process_time()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-                if kept := trainer.statistics.take():
-                    client.record(trainer.round_step, kept)
+                if (kept := trainer.statistics.take()) is not None:
+                    client.record(trainer.round_step, kept.tobytes())
                 seconds[self.measured].append(time.process_time() - self.began)
 
         trainer.add_callback(Timed())

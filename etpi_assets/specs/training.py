@@ -363,8 +363,18 @@ class RLSection(ServerSection):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and self.engine != "transformers":
             raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')
-        if self.ahead and (refusal := self._not_ahead):
-            raise ValueError(f"rl.ahead = {self.ahead} {refusal}")
+        not_ahead = {
+            "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
+            'needs rl.placement = "apart": servers that share the trainer\'s GPUs sleep while it trains': (
+                self.engine == "vllm" and self.placement == "shared"
+            ),
+            "does not take rl.repeatable: a resumed run no longer has the earlier weights": self.repeatable,
+            'does not take rl.method = "opd", whose advantage is that of the policy\'s own rollouts': (
+                self.method == "opd"
+            ),
+        }
+        if self.ahead and any(not_ahead.values()):
+            raise ValueError(f"rl.ahead = {self.ahead} {next(reason for reason, holds in not_ahead.items() if holds)}")
         if self.agent.top_p != 1.0 or self.agent.temperature <= 0:
             raise ValueError(
                 "rl.agent samples with top_p = 1 and a temperature above 0: a truncated distribution is not the one "
@@ -408,21 +418,6 @@ class RLSection(ServerSection):
     def last_step(self) -> int:
         """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
         return (self.use_step if self.stop_at_used else None) or self.steps
-
-    @property
-    def _not_ahead(self) -> str:
-        """Return why no round can be rolled out ahead; "" if one can."""
-        reasons = {
-            "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
-            'needs rl.placement = "apart": servers that share the trainer\'s GPUs sleep while it trains': (
-                self.engine == "vllm" and self.placement == "shared"
-            ),
-            "does not take rl.repeatable: a resumed run no longer has the earlier weights": self.repeatable,
-            'does not take rl.method = "opd", whose advantage is that of the policy\'s own rollouts': (
-                self.method == "opd"
-            ),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
 
     @property
     def acting(self) -> AgentSection | None:

@@ -210,18 +210,16 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
         "training_log": from_rows("training_log", log),
         **grpo.recorded(run.lake, requests, reports),
     }
+    rewards = {term.function: version_of(term.function) for term in spec.rl.rewards}
     return Produced(
         tables=tables,
         checks=grpo_checks.checks(spec.rl, reports, tables, len(environment.tasks), environment.left_out),
         metadata={
             "rates": Markdown(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
-            "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
+            "rewards": rewards,
         },
-        notes={
-            "keys": {str(seed): request.key for seed, request in requests.items()},
-            "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
-        },
+        notes={"keys": {str(seed): request.key for seed, request in requests.items()}, "rewards": rewards},
         seeds=spec.seeds,
     )
 

@@ -36,7 +36,6 @@ class Forest:
     mask: list[int]
     logprobs: list[float]
     forks: list[Fork]
-    ends: list[int]
     owners: list[int]
     branches: list[int]
 
@@ -55,7 +54,7 @@ def as_forest(record: RolloutRecord) -> Forest:
     """
     agents, tree = agents_of(record), GrowingTree()
     ids, mask, logprobs, owners = list[int](), list[int](), list[float](), list[int]()
-    forks, ends, branches = list[Fork](), list[int](), [0] * len(agents)
+    forks, branches = list[Fork](), [0] * len(agents)
     for number, agent in enumerate(agents):
         for turn in agent.turns:
             if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
@@ -75,8 +74,7 @@ def as_forest(record: RolloutRecord) -> Forest:
             mask += [0] * len(read) + [1] * len(turn.output_ids)
             logprobs += [0.0] * len(read) + [*turn.logprobs]
             owners += [number] * (len(read) + len(turn.output_ids))
-        ends.append(len(ids) - 1)
     if not agents:
         raise RolloutsFailed(f"rollout {record.rollout_id} of task {record.task_id} has no turn")
     edge = len(agents[0].turns[0].prompt_ids or ())
-    return Forest(ids[:edge], ids[edge:], mask[edge:], logprobs[edge:], forks, ends, owners[edge:], branches)
+    return Forest(ids[:edge], ids[edge:], mask[edge:], logprobs[edge:], forks, owners[edge:], branches)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from etpi_assets.checks import outcome
 from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
-from etpi_assets.training.rounds import ASIDE, advantages_of
+from etpi_assets.training.rounds import ASIDE, ByAgent, advantages_of
 from etpi_assets.training.sft_checks import outcomes_of_seeds, proofs
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
@@ -115,20 +116,15 @@ def _lengths(table: pa.Table, column: str) -> list[int | None]:
 def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
     """Check that the recorded advantages are exactly those of the recorded rewards."""
     mixed = [g[0]["rollout_id"] for g in _groups(samples, section) if len({r["task_id"] for r in g}) != 1]
-    wrong = []
     rounds: dict[tuple[int, int], list[list[dict[str, Any]]]] = {}
     for group in _groups(samples, section):
         whole = [row for row in group if row["left_out"] != "broken"]
         rounds.setdefault((group[0]["seed"], group[0]["step"]), []).append(whole)
+    wrong = []
     for groups in rounds.values():
-        agents = sorted({agent for group in groups for row in group for agent in _own(row)})
-        for agent in (None, *agents):
-            those = [[row for row in group if agent is None or agent in _own(row)] for group in groups]
-            pairs = [[_own(row)[agent] if agent else (row["reward"], row["advantage"]) for row in g] for g in those]
-            expected = advantages_of(section, [[reward for reward, _ in group] for group in pairs])
-            for group, of_group, values in zip(those, pairs, expected, strict=True):
-                compared = zip(group, of_group, values, strict=True)
-                wrong += [row["rollout_id"] for row, (_, advantage), value in compared if advantage != value]
+        expected = advantages_of(section, [[_by_agent(row, "reward") for row in group] for group in groups])
+        compared = zip(chain(*groups), expected, strict=True)
+        wrong += [row["rollout_id"] for row, advantages in compared if _by_agent(row, "advantage") != advantages]
     wrong += [row["rollout_id"] for row in samples if row["left_out"] in UNREWARDED | ASIDE and row["advantage"]]
     figures = {"samples": len(samples), "largest": max((abs(row["advantage"]) for row in samples), default=0.0)}
     words = {"mixed": len(mixed), "wrong": len(wrong), "first": next(iter([*mixed, *wrong]), "")}
@@ -148,12 +144,9 @@ def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckO
     return outcome("weights_recent", not wrong, figures, turns=len(wrong), lag=lag, rollout=rollout)
 
 
-def _own(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return reward and advantage of each agent that has its own."""
-    if not row["agent_advantages"]:
-        return {}
-    pairs = zip(row["agent_rewards"], row["agent_advantages"], strict=True)
-    return dict(zip(row["agents"], pairs, strict=True))
+def _by_agent(row: dict[str, Any], name: str) -> ByAgent:
+    """Return the reward or advantage of a rollout (None), and of each agent that has its own."""
+    return {None: row[name], **dict(zip(row["agents"] or (), row[f"agent_{name}s"] or (), strict=False))}
 
 
 def _gap(section: RLSection, report: GrpoFigures) -> CheckOutcome:

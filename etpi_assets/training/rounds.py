@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -39,7 +40,7 @@ from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.trainers.policy_link import Sample, TokenStatistics
+from etpi_resources.trainers.policy_link import Sample
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -124,6 +125,10 @@ class RewardedSample:
     turn_versions: Sequence[int] = ()
 
 
+ByAgent = Mapping[str | None, float]
+"""Values of a rollout (None), and of its agents where they have rewards of their own."""
+
+
 @dataclass
 class _Attempted:
     """A rollout of a round while it is rewarded; see `RewardedSample`.
@@ -138,14 +143,12 @@ class _Attempted:
     versions: Mapping[tuple[int, ...], int]
     left_out: Reason | None = None
     scores: Sequence[Score] = ()
-    reward: float = 0.0
-    agent_rewards: Mapping[str, float] = field(default_factory=dict)
-    advantage: float = 0.0
-    agent_advantages: dict[str, float] = field(default_factory=dict)
+    rewards: ByAgent = field(default_factory=lambda: {None: 0.0})
+    advantages: ByAgent = field(default_factory=lambda: {None: 0.0})
 
     @property
     def varies(self) -> bool:
-        return any((self.advantage, *self.agent_advantages.values()))
+        return any(self.advantages.values())
 
 
 def _versioned(engine: Engine) -> tuple[Engine, dict[tuple[int, ...], int]]:
@@ -214,11 +217,10 @@ class Rounds:
             for place in requested:
                 placed[place].left_out = placed[place].left_out or "constant"
                 aside.append(placed[place])
-        replaced = Counter(attempted.place for attempted in aside)
-        trained = [self._trained(placed[place], step, replaced[place]) for place in range(len(rows))]
-        replaced_rows = [self._row(a, step, None) for a in aside]
-        records = [a.record for a in (*(placed[place] for place in range(len(rows))), *aside)]
-        self._write(step, [*(row for _, row in trained), *replaced_rows], records)
+        kept, replaced = [*chain(*groups)], Counter(a.place for a in aside)
+        trained = [self._trained(a, step, replaced[a.place]) for a in kept]
+        rows_aside = [self._row(a, step, None) for a in aside]
+        self._write(step, [*(row for _, row in trained), *rows_aside], [a.record for a in (*kept, *aside)])
         self._stop_without_variance(step, groups)
         return [sample for sample, _ in trained]
 
@@ -241,7 +243,8 @@ class Rounds:
             aside += broken
             if last.left_out is None:
                 last.scores = score_rollout(last.record, last.task, self.section.rewards)
-                last.reward, last.agent_rewards = reward_of(last.scores)
+                reward, of_agents = reward_of(last.scores)
+                last.rewards = {None: reward, **of_agents}
         return {last.place: last for *_, last in results}
 
     def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
@@ -277,7 +280,7 @@ class Rounds:
         with self._counting:  # rounds may run beside each other
             self._constant = 0 if varied else self._constant + len(groups)
         if self._constant >= CONSTANT_GROUPS and os.environ.get(KEEP_GOING) != "1":
-            rewards = sorted({round(attempted.reward, 3) for group in groups for attempted in group})
+            rewards = sorted({round(attempted.rewards[None], 3) for group in groups for attempted in group})
             raise NoVariance(
                 f"the last {self._constant} groups, until step {step}, had equal rewards ({rewards[0]:g} to "
                 f"{rewards[-1]:g}), so nothing was trained: take tasks that the start checkpoint solves sometimes, "
@@ -296,54 +299,41 @@ class Rounds:
             )
 
     def _compare(self, groups: Sequence[Sequence[_Attempted]]) -> None:
-        """Set the advantages of the rollouts in their groups, and of each agent among the same agent's of the group."""
+        """Set the advantages of the rollouts in their groups."""
         whole = [[a for a in group if a.left_out is None] for group in groups]
-        by_group = advantages_of(self.section, [[a.reward for a in group] for group in whole])
-        for group, advantages in zip(whole, by_group, strict=True):
-            for a, advantage in zip(group, advantages, strict=True):
-                a.advantage = advantage
-        for agent in sorted({agent for group in whole for a in group for agent in a.agent_rewards}):
-            those = [[a for a in group if agent in a.agent_rewards] for group in whole]
-            by_group = advantages_of(self.section, [[a.agent_rewards[agent] for a in group] for group in those])
-            for group, advantages in zip(those, by_group, strict=True):
-                for a, advantage in zip(group, advantages, strict=True):
-                    a.agent_advantages[agent] = advantage
+        advantages = advantages_of(self.section, [[a.rewards for a in group] for group in whole])
+        for a, of_rollout in zip(chain(*whole), advantages, strict=True):
+            a.advantages = of_rollout
 
     def _trained(self, a: _Attempted, step: int, replaced: int) -> tuple[Sample, RewardedSample]:
         """Return the trainer's sample of a rollout in its place, and its row."""
-        forest = None if a.left_out else as_forest(a.record)
-        if forest and self.section.mask_truncated and self._cut(a.record):
+        forest, truncated = None if a.left_out else as_forest(a.record), self._truncated(a.record)
+        if forest and self.section.mask_truncated and truncated:
             a.left_out = "truncated"
         row = self._row(a, step, forest)
         advantages = None
         if forest is None or a.left_out:
             # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
             end = sorted(self.environment.chat.end_ids)[:1]
-            forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
-        elif a.agent_advantages:
-            by_agent = [a.agent_advantages[agent.agent_id] for agent in agents_of(a.record)]
+            forest = Forest(end, end, [0], [0.0], [], [0], [1])
+        elif len(a.advantages) > 1:
+            by_agent = [a.advantages[agent.agent_id] for agent in agents_of(a.record)]
             advantages = [by_agent[owner] for owner in forest.owners]
         return Sample(
-            forest.prompt, forest.completion, forest.mask, forest.logprobs, a.reward, a.advantage,
-            row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,
+            forest.prompt, forest.completion, forest.mask, forest.logprobs, row.reward, row.advantage,
+            row.parsed, row.solved or 0.0, row.called, truncated, forest.forks, advantages, a.left_out, replaced,
             row.version,
         ), row  # fmt: skip
 
-    def _cut(self, record: RolloutRecord) -> bool:
-        """Return whether the last turn of an agent was cut at a length limit."""
-        return any(
-            (a.turns[-1].output_ids or [None])[-1] not in self.environment.chat.end_ids for a in agents_of(record)
-        )
+    def _truncated(self, record: RolloutRecord) -> float:
+        """Return the share of agents whose last turn was cut at a length limit."""
+        last = [agent.turns[-1].output_ids or [None] for agent in agents_of(record)]
+        return sum(ids[-1] not in self.environment.chat.end_ids for ids in last) / max(1, len(last))
 
     def _row(self, a: _Attempted, step: int, forest: Forest | None) -> RewardedSample:
         agents = agents_of(a.record)
         turns = [turn for agent in agents for turn in agent.turns]
         tokens = [sum(len(turn.output_ids or ()) for turn in agent.turns) for agent in agents]
-        if forest is not None and sum(forest.mask) != sum(tokens):
-            raise RolloutsFailed(
-                f"rollout {a.record.rollout_id}: the policy generated {sum(tokens)} ids, and {sum(forest.mask)} would "
-                "be trained; report this fault"
-            )
         ids = [(*(turn.prompt_ids or ()), *(turn.output_ids or ())) for turn in turns]
         versions = [version for turn in ids if (version := a.versions.get(turn)) is not None]
         if forest is not None and a.versions and len(versions) < len(turns):
@@ -351,14 +341,14 @@ class Rounds:
                 f"rollout {a.record.rollout_id}: {len(turns) - len(versions)} of {len(turns)} turns are none that the "
                 "policy's engine generated; report this fault"
             )
-        several = forest is not None and (len(agents) > 1 or bool(forest.forks) or bool(a.agent_rewards))
+        several = forest is not None and (len(agents) > 1 or bool(forest.forks) or len(a.rewards) > 1)
         capture = ((a.record.outcome or {}).get("details") or {}).get("capture") or {}
         return RewardedSample(
             rollout_id=a.record.rollout_id,
             step=step,
             place=a.place,
-            reward=a.reward,
-            advantage=a.advantage,
+            reward=a.rewards[None],
+            advantage=a.advantages[None],
             parsed=all(turn.parse_error is None for turn in turns),
             solved=_solved(a.record),
             called=any(turn.actions and turn.observation is not None for turn in turns),
@@ -370,17 +360,16 @@ class Rounds:
             agents=[agent.agent_id for agent in agents] if several else (),
             agent_branches=forest.branches if forest and several else (),
             agent_tokens=tokens if several else (),
-            agent_rewards=[a.agent_rewards[agent.agent_id] for agent in agents] if a.agent_rewards else (),
-            agent_advantages=[a.agent_advantages[agent.agent_id] for agent in agents] if a.agent_advantages else (),
+            agent_rewards=[a.rewards[agent.agent_id] for agent in agents] if len(a.rewards) > 1 else (),
+            agent_advantages=[a.advantages[agent.agent_id] for agent in agents] if len(a.advantages) > 1 else (),
             untrained_tokens=capture.get("untrained_tokens"),
             version=min(versions, default=None),
             turn_versions=versions if len(set(versions)) > 1 else (),
         )
 
-    def record(self, step: int, statistics: TokenStatistics) -> None:
+    def record(self, step: int, statistics: bytes) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
-        content = statistics.logprobs + statistics.entropies + statistics.teacher
-        write_atomically(_path(self.folder, step).with_suffix(SUFFIX), content)
+        write_atomically(_path(self.folder, step).with_suffix(SUFFIX), statistics)
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
         header = json.dumps({"step": step, "samples": [asdict(sample) for sample in samples]}, allow_nan=False)
@@ -479,21 +468,25 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     return replace(environment, tasks=kept, left_out=left_out)
 
 
-def advantages_of(section: RLSection, groups: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantages of the rewards of a round's groups, as the section scales them; 0 in a group of one."""
-    eps, ddof = section.advantage_eps, section.advantage_ddof
-    rewards = [reward for group in groups for reward in group]
-    whole = section.scale_advantage == "batch" and len(rewards) > ddof
-    spread = float(np.std(rewards, ddof=ddof)) + eps if whole else 1.0
-    return [
-        [
-            value / spread
-            for value in group_advantages(group, len(group), eps=eps, ddof=ddof, scale=section.scale_advantage is True)
+def advantages_of(section: RLSection, groups: Sequence[Sequence[ByAgent]]) -> list[ByAgent]:
+    """Return the advantages of all rollouts of a round's groups, from their rewards: of a rollout in its group, and of
+    each agent among the same agent's in it, as the section scales them; 0 where nothing is compared."""
+    eps, ddof, scale = section.advantage_eps, section.advantage_ddof, section.scale_advantage
+    advantages = [[dict[str | None, float]() for _ in group] for group in groups]
+    for agent in {agent for rewards in chain(*groups) for agent in rewards}:
+        those = [
+            [(rewards[agent], own) for rewards, own in zip(*pair, strict=True) if agent in rewards]
+            for pair in zip(groups, advantages, strict=True)
         ]
-        if len(group) > 1
-        else [0.0] * len(group)
-        for group in groups
-    ]
+        everyone = [reward for reward, _ in chain(*those)]
+        spread = float(np.std(everyone, ddof=ddof)) + eps if scale == "batch" and len(everyone) > ddof else 1.0
+        for group in those:
+            rewards, values = [reward for reward, _ in group], [0.0] * len(group)
+            if len(group) > 1:
+                values = group_advantages(rewards, len(group), eps=eps, ddof=ddof, scale=scale is True)
+            for (_, own), value in zip(group, values, strict=True):
+                own[agent] = value / spread
+    return [*chain(*advantages)]
 
 
 def _solved(record: RolloutRecord) -> bool | None:

@@ -392,7 +392,7 @@ class GrpoLogLine(WorkerModel):
         logprob_gap, logprob_gap_max: mean and largest difference between rollout and trainer log-probs, nats a token,
             of passes with staleness 0; None where there were none.
         entropy, clip_share, kl, gradient_norm, response_tokens: as TRL measures them.
-        truncated: share of the agents whose last turn was cut at a length limit.
+        truncated: share of the agents whose last turn was cut at a length limit, of a rollout on average.
         teacher_gap: mean of log p_policy - log p_teacher over the round's tokens, an estimate of the reverse KL, nats;
             teacher_seconds: of scoring. None without a teacher.
         replaced, left_out: rollouts that others replaced, and those that are in no loss; None: none.

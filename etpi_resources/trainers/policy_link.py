@@ -4,18 +4,20 @@ Both sides are here, with the standard library alone: the trainer's (`connect`, 
 with tasks, sandboxes and rewards (PolicyServer). They exchange pickled tuples over a Unix socket in a folder that only
 this user can open. The trainer starts every exchange:
 
-    trainer  "roll_out", step, [task row, ...], version, Published or None
+    trainer  "roll_out", number, step, [task row, ...], version, Published or None
     server   "load", number, version                         if None, and rounds are rolled out ahead
     server   "complete", number, requests                    if None: any number, several at the same time
-    trainer  "completed", number, completions                or "failed", number, text
-    server   "rolled_out", step, samples, seconds            of loading; or "stop", text
+    trainer  "answer", number, completions                   or "failed", number, text
+    server   "answer", number, (samples, seconds of loading)
 
 where `step` is the optimiser steps done when the round is trained on, and `version` those done by its weights,
 
 and, when the round was trained on for the first time,
 
-    trainer  "trained", step, TokenStatistics
-    server   "recorded", step                                or "stop", text
+    trainer  "trained", number, step, statistics
+    server   "answer", number, None
+
+Each side numbers its requests. If the server cannot answer one, it sends "stop", text.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ import socket
 import tempfile
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -56,10 +58,12 @@ class LinkBroken(ConnectionError):
 
 
 class Link:
-    """One side's connection; several threads may send."""
+    """One side's connection. Several threads may send and ask; one thread reads, by `requests`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._sending = connection, threading.Lock()
+    def __init__(self, connection: Connection, other: str) -> None:
+        self._connection, self._other, self._sending = connection, other, threading.Lock()
+        self._asked: dict[int, Future[Any]] = {}
+        self._numbers, self._lock, self._ended = count(), threading.Lock(), ""
 
     def send(self, *message: Any) -> None:
         """Raises LinkBroken if the other side has closed."""
@@ -69,19 +73,44 @@ class Link:
         except OSError as error:
             raise LinkBroken(f"the other side closed the policy link: {error}") from error
 
-    def receive(self) -> Any:
-        """Return the next message; None if the other side has closed."""
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            return None
+    def ask(self, kind: str, *content: Any) -> Future[Any]:
+        """Send a request and return its answer: LinkBroken once the other side has closed or stopped."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._ended:
+                answer.set_exception(LinkBroken(self._ended))
+                return answer
+            self._asked[number] = answer
+        self.send(kind, number, *content)
+        return answer
+
+    def requests(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the other side's requests and pass on its answers, until it closes or stops."""
+        ended = f"{self._other} is gone"
+        with suppress(EOFError, OSError):
+            while True:
+                kind, number, *content = message = self._connection.recv()
+                if kind == "stop":
+                    ended = number
+                    break
+                if kind == "answer":
+                    self._asked.pop(number).set_result(*content)
+                elif kind == "failed":
+                    self._asked.pop(number).set_exception(RuntimeError(*content))
+                else:
+                    yield message
+        with self._lock:
+            self._ended = ended
+        for answer in self._asked.values():
+            answer.set_exception(LinkBroken(ended))
 
     def close(self) -> None:
         with self._sending:
             self._connection.close()
 
     def end(self) -> None:
-        """Have both sides' `receive` return None; closing alone leaves a thread here that waits in it."""
+        """End both sides' `requests`; closing alone leaves a thread here that waits in it."""
         with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
@@ -109,8 +138,8 @@ class Sample:
             distribution, 0.0 for observations. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
         parsed, solved, called: 0 or 1, to be logged as shares (called: whether the policy called a tool).
+        truncated: the share of its agents whose last turn was cut at a length limit.
         forks: the branches after the first, in order.
-        ends: index of the last id of each agent, in the prompt and the completion together; empty: the last id.
         advantages: of each id of the completion, where agents have rewards of their own.
         left_out: why the rollout is in no loss; then the mask is 0. None: it is trained on.
         replaced: rollouts that it replaces: they broke, or their group had no variance.
@@ -126,42 +155,12 @@ class Sample:
     parsed: float = 0.0
     solved: float = 0.0
     called: float = 0.0
+    truncated: float = 0.0
     forks: Sequence[Fork] = ()
-    ends: Sequence[int] = ()
     advantages: Sequence[float] | None = None
     left_out: str | None = None
     replaced: int = 0
     version: int | None = None
-
-    def branches(self) -> list[tuple[list[int], int]]:
-        """Return of each branch the indices of its ids (in the prompt and the completion together), and how many of
-        them are an earlier branch's."""
-        starts = [0, *(fork.start for fork in self.forks)]
-        ends = [*starts[1:], len(self.prompt_ids) + len(self.completion_ids)]
-        branches: list[tuple[list[int], int]] = []
-        for start, end, after in zip(starts, ends, [-1, *(fork.after for fork in self.forks)], strict=True):
-            shared: list[int] = []
-            if after >= 0:
-                parent = bisect_right(starts, after) - 1
-                indices, common = branches[parent]
-                shared = indices[: common + after - starts[parent] + 1]
-            branches.append(([*shared, *range(start, end)], len(shared)))
-        return branches
-
-
-@dataclass(frozen=True)
-class TokenStatistics:
-    """Figures that the trainer computed at each generated id of a round, before the first update on the round.
-
-    Attributes:
-        logprobs: of the id; entropies: of the distribution at the id, at the sampling temperature. Both in nats,
-            little-endian float32, as bytes: the round's samples one after the other, and of each the ids whose mask
-            is 1; NaN for a sample that is not in the loss. teacher: its log-probs likewise; empty without a teacher.
-    """
-
-    logprobs: bytes
-    entropies: bytes
-    teacher: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -184,26 +183,27 @@ RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
 Generate = Callable[[int, Published], AbstractContextManager[Engine]]
 """(optimiser steps done, the weights) -> an engine that generates from them."""
 
-Record = Callable[[int, TokenStatistics], None]
-"""(step of the round, its statistics)."""
+Record = Callable[[int, bytes], None]
+"""(step of the round, the figures that the trainer computed before the first update on it), as rows of little-endian
+float32 in nats: log-probs and entropies (and the log-probs of a teacher) at the sampling temperature, of the ids whose
+mask is 1, sample by sample; NaN for a sample that is not in the loss."""
+
+
+Complete = Callable[[Sequence[Request]], list[Completion]]
 
 
 class _Policy:
     """The policy as an engine of changing weights. They change between turns, while none is generated, and never to
-    older ones; a completion has the version that generated it.
+    older ones; a completion has the version that generated it."""
 
-    Args:
-        ahead: whether a round may find its weights, or newer ones, loaded for another.
-    """
-
-    def __init__(self, name: str, ahead: bool) -> None:
-        self.name, self._ahead = name, ahead
-        self._engine: Engine | None = None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._complete: Complete | None = None
         self._version = self._running = self._loads = 0
         self._turns = threading.Condition()
 
     @contextmanager
-    def loaded(self, version: int, opened: Callable[[], AbstractContextManager[Engine]]) -> Iterator[float]:
+    def loaded(self, version: int, opened: AbstractContextManager[Complete]) -> Iterator[float]:
         """Have the policy generate from these weights or newer ones; yield the seconds that loading took."""
         with ExitStack() as stack:
             with self._turns:
@@ -211,9 +211,9 @@ class _Policy:
                 try:
                     self._turns.wait_for(lambda: self._running == 0)
                     began = time.monotonic()
-                    if self._engine is None or version > self._version or not self._ahead:
-                        self._engine = None
-                        self._engine, self._version = stack.enter_context(opened()), version
+                    if self._complete is None or version > self._version:
+                        self._complete = None
+                        self._complete, self._version = stack.enter_context(opened), version
                 finally:
                     self._loads -= 1
                     self._turns.notify_all()
@@ -222,12 +222,12 @@ class _Policy:
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         with self._turns:
             self._turns.wait_for(lambda: not self._loads)
-            if self._engine is None:
+            if self._complete is None:
                 raise LinkBroken("the policy's weights were not loaded")
-            engine, version = self._engine, self._version
+            complete, version = self._complete, self._version
             self._running += 1
         try:
-            return [replace(completion, version=version) for completion in engine.complete(requests)]
+            return [replace(completion, version=version) for completion in complete(requests)]
         finally:
             with self._turns:
                 self._running -= 1
@@ -259,8 +259,9 @@ class PolicyServer:
         self, roll_out: RollOut, name: str, record: Record | None = None, generating: Generate | None = None,
         ahead: int = 0, at_once: bool = False,
     ) -> None:  # fmt: skip
-        self._roll_out, self._record, self._name, self._generating = roll_out, record, name, generating
-        self._policy, self._rounds, self._ahead = _Policy(name, ahead > 0), ahead + 1 if at_once else 1, ahead > 0
+        self._roll_out, self._generating = roll_out, generating
+        self._record = record or (lambda step, statistics: None)
+        self._policy, self._rounds, self._ahead = _Policy(name), ahead + 1 if at_once else 1, ahead > 0
         self._folder = Path(tempfile.mkdtemp(prefix="etpi-policy-"))
         self.path = self._folder / "link"
         self.error: BaseException | None = None
@@ -279,25 +280,19 @@ class PolicyServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self) -> None:
-        link = Link(self._listener.accept())
-        remote = _RemotePolicy(link, self._name)
-        with closing(link), ExitStack() as stack:
-            pool = ThreadPoolExecutor(self._rounds, thread_name_prefix="rollouts")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            stack.callback(remote.close)  # before the pool, which would wait for rollouts that wait for the trainer
-            while (message := link.receive()) is not None:
-                kind, *content = message
+        link = Link(self._listener.accept(), "the trainer")
+        with closing(link), ThreadPoolExecutor(self._rounds, thread_name_prefix="rollouts") as pool:
+            for kind, number, *content in link.requests():
                 if kind == "roll_out":
-                    pool.submit(self._answer, link, self._rolled_out, remote, *content)
-                elif kind == "trained":
-                    self._answer(link, self._recorded, *content)
+                    pool.submit(self._answer, link, number, self._rolled_out, link, *content)
                 else:
-                    remote.receive(kind, *content)
+                    self._answer(link, number, self._record, *content)
+            pool.shutdown(cancel_futures=True)
 
-    def _answer(self, link: Link, work: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
+    def _answer(self, link: Link, number: int, work: Callable[..., Any], *arguments: Any) -> None:
         """Send what `work` returns, or why it failed: the trainer must not wait for ever."""
         try:
-            link.send(*work(*arguments))
+            link.send("answer", number, work(*arguments))
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
         except BaseException as error:
@@ -306,75 +301,31 @@ class PolicyServer:
                 link.send("stop", f"{type(error).__name__}: {error}")
 
     def _rolled_out(
-        self, remote: _RemotePolicy, step: int, rows: Sequence[int], version: int, published: Published | None
-    ) -> tuple[Any, ...]:
-        def opened() -> AbstractContextManager[Engine]:
-            if published is not None and self._generating is not None:
-                return self._generating(version, published)
-            if self._ahead:
-                remote.load(version)
-            return nullcontext(remote)
+        self, link: Link, step: int, rows: Sequence[int], version: int, published: Published | None
+    ) -> tuple[Sequence[Sample], float]:
+        with self._policy.loaded(version, self._opened(link, version, published)) as seconds:
+            return self._roll_out(step, rows, self._policy), seconds
 
-        with self._policy.loaded(version, opened) as seconds:
-            return "rolled_out", step, self._roll_out(step, rows, self._policy), seconds
+    @contextmanager
+    def _opened(self, link: Link, version: int, published: Published | None) -> Iterator[Complete]:
+        """Have the servers, or the trainer's engine, generate from these weights; yield the function that does."""
 
-    def _recorded(self, step: int, statistics: TokenStatistics) -> tuple[Any, ...]:
-        if self._record is not None:
-            self._record(step, statistics)
-        return "recorded", step
+        def complete(requests: Sequence[Request]) -> list[Completion]:
+            # Without messages, and without data that only scripts may read.
+            ids_alone = [replace(request, messages=(), tools=(), privileged={}) for request in requests]
+            completions = link.ask("complete", ids_alone).result()
+            return [
+                replace(completion, prompt_ids=list(request.prompt_ids))
+                for request, completion in zip(requests, completions, strict=True)
+            ]
 
-
-class _RemotePolicy:
-    """The trainer's policy as an Engine."""
-
-    def __init__(self, link: Link, name: str) -> None:
-        self.name, self._link = name, link
-        self._waiting: dict[int, Future[Any]] = {}
-        self._lock, self._next, self._closed = threading.Lock(), 0, False
-
-    def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Return a completion per request. Raises LinkBroken if the trainer is gone, or RuntimeError."""
-        # Without messages, and without data that only scripts may read.
-        ids_alone = [replace(request, messages=(), tools=(), privileged={}) for request in requests]
-        completions = self._ask("complete", ids_alone)
-        return [
-            replace(completion, prompt_ids=list(request.prompt_ids))
-            for request, completion in zip(requests, completions, strict=True)
-        ]
-
-    def load(self, version: int) -> None:
-        """Have the trainer's engine generate from the weights of this version. Raises as `complete`."""
-        self._ask("load", version)
-
-    def _ask(self, kind: str, content: Any) -> Any:
-        answer: Future[Any] = Future()
-        with self._lock:
-            if self._closed:
-                raise LinkBroken("the trainer is gone")
-            number, self._next = self._next, self._next + 1
-            self._waiting[number] = answer
-        self._link.send(kind, number, content)
-        return answer.result()
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {"engine": "policy", "model": self.name}
-
-    def receive(self, kind: str, number: int, content: Any) -> None:
-        """Pass an answer of the trainer to the call that waits for it."""
-        with self._lock:
-            answer = self._waiting.pop(number)
-        if kind == "completed":
-            answer.set_result(content)
+        if published is not None and self._generating is not None:
+            with self._generating(version, published) as engine:
+                yield engine.complete
         else:
-            answer.set_exception(RuntimeError(content))
-
-    def close(self) -> None:
-        """Let running rollouts fail instead of waiting for the trainer."""
-        with self._lock:
-            self._closed, waiting = True, list(self._waiting.values())
-            self._waiting.clear()
-        for answer in waiting:
-            answer.set_exception(LinkBroken("the trainer is gone"))
+            if self._ahead:
+                link.ask("load", version).result()
+            yield complete
 
 
 # --- the trainer's side ----------------------------------------------------------------------------------------------
@@ -383,7 +334,7 @@ class _RemotePolicy:
 @contextmanager
 def connect(path: str) -> Iterator[PolicyClient]:
     """Connect the trainer to the socket `path`. Raises OSError if no server listens there."""
-    with closing(PolicyClient(Link(Client(path)))) as client:
+    with closing(PolicyClient(Link(Client(path), "the process that rolls out"))) as client:
         yield client
 
 
@@ -397,9 +348,8 @@ class PolicyClient:
     def __init__(self, link: Link) -> None:
         self._link, self.publish_seconds = link, 0.0
         self._engine: Any = None
+        self._rounds: dict[int, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="generate")
-        self._lock, self._ended = threading.Lock(), ""
-        self._waiting: dict[tuple[str, int], Future[Any]] = {}
         self._reader = threading.Thread(target=self._read, name="policy link", daemon=True)
         self._reader.start()
 
@@ -422,60 +372,30 @@ class PolicyClient:
         published = policy if isinstance(policy, Published) else None
         self._engine = None if published else policy
         for first, of_round in {step: rows, **(later or {})}.items():
-            if ("rolled_out", first) not in self._waiting:
-                self._request(("rolled_out", first), "roll_out", first, list(of_round), step, published)
-        samples, self.publish_seconds = self._answer("rolled_out", step, f"the rollouts of step {step} stopped")
+            if first not in self._rounds:
+                self._rounds[first] = self._link.ask("roll_out", first, list(of_round), step, published)
+        answer = self._rounds.pop(step)
+        samples, self.publish_seconds = _answer_of(answer, f"the rollouts of step {step} stopped")
         return samples
 
-    def record(self, step: int, statistics: TokenStatistics) -> None:
+    def record(self, step: int, statistics: bytes) -> None:
         """Send a round's statistics; return once they are kept, so that no checkpoint is without them.
 
         Raises LinkBroken with the reason if the other side cannot keep them.
         """
-        self._request(("recorded", step), "trained", step, statistics)
-        self._answer("recorded", step, f"the statistics of step {step} were not kept")
-
-    def _request(self, answer: tuple[str, int], *message: Any) -> None:
-        with self._lock:
-            self._waiting[answer] = Future()
-            if self._ended:
-                self._waiting[answer].set_exception(LinkBroken(self._ended))
-                return
-        self._link.send(*message)
-
-    def _answer(self, kind: str, step: int, problem: str) -> Any:
-        try:
-            content = self._waiting[kind, step].result()
-        except LinkBroken as error:
-            raise LinkBroken(f"{problem}: {error}") from None
-        del self._waiting[kind, step]
-        return content
+        _answer_of(self._link.ask("trained", step, statistics), f"the statistics of step {step} were not kept")
 
     def _read(self) -> None:
-        """Pass answers to the calls that wait for them, and requests to the engine, until the other side stops."""
-        ended = "the process that rolls out is gone"
-        while (message := self._link.receive()) is not None:
-            kind, number, *content = message
-            if kind == "stop":
-                ended = number
-                break
-            if kind in ("complete", "load"):
-                self._pool.submit(self._work, kind, number, *content)
-            else:
-                self._waiting[kind, number].set_result(content)
-        with self._lock:
-            self._ended = ended
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(LinkBroken(ended))
+        for kind, number, content in self._link.requests():
+            self._pool.submit(self._answer, kind, number, content)
 
-    def _work(self, kind: str, number: int, content: Any) -> None:
+    def _answer(self, kind: str, number: int, content: Any) -> None:
         try:
             if kind == "load":
                 result = self._engine.load(content)
             else:
                 result = [replace(completion, prompt_ids=None) for completion in self._engine.complete(content)]
-            self._link.send("completed", number, result)
+            self._link.send("answer", number, result)
         except Exception as error:  # the call that waits must not hang
             with suppress(LinkBroken):
                 self._link.send("failed", number, f"{type(error).__name__}: {error}")
@@ -485,3 +405,10 @@ class PolicyClient:
         self._reader.join()
         self._link.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer_of(asked: Future[Any], problem: str) -> Any:
+    try:
+        return asked.result()
+    except LinkBroken as error:
+        raise LinkBroken(f"{problem}: {error}") from None

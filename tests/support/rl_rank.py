@@ -24,10 +24,10 @@ from tests.support.policy_updates import FixedLink, made_samples
 class Link(FixedLink):
     def __init__(self, rollouts: int) -> None:
         super().__init__(made_samples(rollouts))
-        self.statistics: list[tuple[int, str, str]] = []
+        self.statistics: list[tuple[int, str]] = []
 
     def record(self, step, statistics) -> None:
-        self.statistics.append((step, statistics.logprobs.hex(), statistics.entropies.hex()))
+        self.statistics.append((step, statistics.hex()))
 
 
 def main(folder: Path) -> None:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Client
 import pytest
 
 from etpi_resources.engines import Completion, Engine, Request, Sampler
-from etpi_resources.trainers.policy_link import LinkBroken, PolicyServer, Sample, TokenStatistics, connect
+from etpi_resources.trainers.policy_link import LinkBroken, PolicyServer, Sample, connect
 
 
 class Echo:
@@ -99,21 +99,21 @@ def test_rollouts_fail_when_the_trainer_disconnects():
 
     with PolicyServer(roll_out, "policy") as server:
         with Client(str(server.path)) as trainer:
-            trainer.send(("roll_out", 0, [0], 0, None))
+            trainer.send(("roll_out", 0, 0, [0], 0, None))
             assert trainer.recv()[0] == "complete"
         assert ended.wait(20), "the rollout waited for a trainer that is gone"
     assert server.error is None and not server.path.exists()
 
 
 def test_statistics_of_a_round_are_kept_before_the_trainer_goes_on():
-    kept: dict[int, TokenStatistics] = {}
+    kept: dict[int, bytes] = {}
 
-    def record(step: int, statistics: TokenStatistics) -> None:
+    def record(step: int, statistics: bytes) -> None:
         if step == 2:
             raise OSError("the disk is full")
         kept[step] = statistics
 
-    statistics = TokenStatistics(bytes(range(256)), b"\0\n{}")
+    statistics = bytes(range(256))
     with PolicyServer(lambda step, rows, engine: [], "policy", record) as server:
         with connect(str(server.path)) as client:
             client.record(1, statistics)

@@ -91,7 +91,7 @@ def samples_of(records: list[RolloutRecord]) -> list[Sample]:
         made.append(
             Sample(
                 forest.prompt, forest.completion, forest.mask, forest.logprobs, float(index), advantage,
-                forks=forest.forks, ends=forest.ends, advantages=own,
+                forks=forest.forks, advantages=own,
             )
         )  # fmt: skip
     return made

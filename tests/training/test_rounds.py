@@ -42,7 +42,7 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.trainers.policy_link import Fork, TokenStatistics
+from etpi_resources.trainers.policy_link import Fork
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -134,14 +134,14 @@ def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
     tokens = [[sum(sample.mask) for sample in one(step, [step] * 4, Mixed())] for step in (0, 1)]
     values = np.arange(2 * sum(tokens[0]), dtype="<f4").reshape(2, -1)
     values[:, : tokens[0][0]] = np.nan  # the first sample was not in the loss
-    one.record(0, TokenStatistics(values[0].tobytes(), values[1].tobytes()))
+    one.record(0, values.tobytes())
     first, *others = [statistics for _, _, statistics in read_rounds(tmp_path)]
     assert first is None and all(statistics is None for statistics in others[3:]), "round 1 was not trained on"
     assert np.array_equal(np.concatenate(others[:3], axis=1), values[:, tokens[0][0] :])
     assert [s.shape for s in others[:3]] == [(2, n) for n in tokens[0][1:]]
     assert drop_rounds_from(tmp_path, 0) == 2 and not list(tmp_path.iterdir())
     one(0, [0] * 4, Mixed())
-    one.record(0, TokenStatistics(values[0, :9].tobytes(), values[1, :9].tobytes()))
+    one.record(0, values[:, :9].tobytes())
     with pytest.raises(BadData, match="round-000000.tokens has 18 values"):
         list(read_rounds(tmp_path))
 
@@ -269,6 +269,21 @@ def test_prompts_that_are_all_too_long_raise_with_the_option():
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_rollouts_that_are_cut_are_counted_whether_or_not_they_are_trained_on(tmp_path, masked):
+    class Cut(Mixed):
+        def _one(self, request: Request) -> Completion:
+            whole = super()._one(request)
+            if request.request_id < "8":  # begins with a hash
+                return replace(whole, output_ids=(whole.output_ids or ())[:-1], logprobs=(whole.logprobs or ())[:-1])
+            return whole
+
+    samples = rounds(tmp_path, SECTION.model_copy(update={"mask_truncated": masked}))(0, [0] * 4 + [1] * 4, Cut())
+    cut = [record.agents[0].turns[0].output_ids[-1] != CHAT.end_id for _, record, _ in read_rounds(tmp_path)]
+    assert 0 < sum(cut) < 8 and [sample.truncated for sample in samples] == cut
+    assert [sample.left_out == "truncated" for sample in samples] == [masked and each for each in cut]
+
+
 def test_several_turns_become_one_branch_with_observations_masked_and_fork_where_they_part():
     turns = [
         Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
@@ -277,7 +292,7 @@ def test_several_turns_become_one_branch_with_observations_masked_and_fork_where
     record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
     chain = as_forest(record)
     assert (chain.prompt, chain.completion, chain.mask) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1])
-    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks and chain.ends == [7]
+    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
     forked = as_forest(record)
     assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])

@@ -173,7 +173,7 @@ def test_rows_ahead_are_those_that_the_trainer_comes_to(tmp_path, base):
     seen, rollouts = [], trainer._rollouts
     trainer.rollout_func = lambda prompts, own: (seen.append([int(p) for p in prompts]), rollouts(prompts, own))[1]
     trainer.train()
-    assert seen == [trainer.rows_of(step) for step in range(12)] and len(set(map(tuple, seen))) > 4
+    assert seen == [trainer.rows[step] for step in range(12)] and len(set(map(tuple, seen))) > 4
 
 
 class Waiting:

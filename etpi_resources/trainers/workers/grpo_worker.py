@@ -153,7 +153,7 @@ def build_trainer(
             return []
         with engine.generating(step) if engine else nullcontext():
             published_at = time.monotonic()
-            later = {first: trainer.rows_of(first) for first in rl.rounds(step)[1:]}
+            later = {first: trainer.rows[first] for first in rl.rounds(step)[1:]}
             samples = link.roll_out(step, rows, published or engine, later)
         rollout = time.monotonic() - published_at
         # Of a round ahead, servers loaded the weights while the trainer trained.
@@ -318,17 +318,14 @@ class GrpoLog:
     def send_statistics(self) -> None:
         """Send the statistics of a round that was trained on for the first time. A checkpoint to resume from is saved
         after this, so a resumed run has those of all rounds before it."""
+        import numpy as np
         from accelerate.utils import gather_object
-
-        from etpi_resources.trainers.policy_link import TokenStatistics
 
         if (share := self.trainer.statistics.take()) is None:
             return
         shares = gather_object([share])  # in the order of ranks, which is that of the round
         if self.trainer.accelerator.is_main_process:
-            names = ("logprobs", "entropies", "teacher")
-            rows = (b"".join(getattr(share, name) for share in shares) for name in names)
-            self.link.record(self.trainer.round_step, TokenStatistics(*rows))
+            self.link.record(self.trainer.round_step, np.concatenate(shares, axis=1).tobytes())
 
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""
@@ -342,12 +339,12 @@ class GrpoLog:
             "learning_rate": logs["learning_rate"],
             "tokens": self.tokens,
             "seconds": self.seconds_before + time.monotonic() - self.started,
-            "parsed": sum(sample.parsed for sample in samples) / len(samples),
-            "solved": sum(sample.solved for sample in samples) / len(samples),
-            "called": sum(sample.called for sample in samples) / len(samples),
+            **{
+                name: sum(getattr(sample, name) for sample in samples) / len(samples)
+                for name in ("parsed", "solved", "called", "truncated")
+            },
             "replaced": sum(sample.replaced for sample in samples) or None,
             "left_out": sum(sample.left_out is not None for sample in samples) or None,
-            "truncated": self._truncated(),
             **self._reward_metrics(),
             **self._gap_metrics(),
             **self._step_seconds(),
@@ -380,15 +377,6 @@ class GrpoLog:
             "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
             "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
         }
-
-    def _truncated(self) -> float:
-        """Return the share of the round's agents whose last id ends no turn."""
-        ended = {*self.trainer.eos_token_ids, self.trainer.pad_id}
-        cut = [
-            [*sample.prompt_ids, *sample.completion_ids][end] not in ended
-            for sample in self.trainer.round for end in sample.ends or (-1,)
-        ]  # fmt: skip
-        return sum(cut) / len(cut)
 
     def _gap_metrics(self) -> dict[str, Any]:
         """Staleness, log-prob gaps and importance weights of all ranks' passes since the last call."""

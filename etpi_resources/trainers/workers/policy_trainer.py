@@ -8,14 +8,14 @@ how far rollout and trainer log-probs differ, and keeps the log-probs and entrop
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count, islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,14 +26,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from etpi_resources.trainers.contracts import ROW_LOSSES, GrpoSettings
-from etpi_resources.trainers.policy_link import Sample, TokenStatistics
+from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import Branch, branches_of, pack_samples, pad_branches, parts_of
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
-
-if TYPE_CHECKING:
-    from trl.trainer.grpo_config import GRPOConfig
 
 BOUND_TOKENS = 256
 """Fewest tokens whose mean gap is compared with the bound: one token of a short rollout may be off by chance."""
@@ -52,7 +49,7 @@ class RoundStatistics:
     def __init__(self, samples: Sequence[Sample] = ()) -> None:
         self._masks = [np.array(sample.mask, dtype=bool) for sample in samples]
         self._values: dict[int, np.ndarray] = {}
-        self.teacher = b""
+        self.teacher: list[np.ndarray] = []
 
     def add(self, places: torch.Tensor, in_loss: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Add the samples of a pass.
@@ -68,14 +65,16 @@ class RoundStatistics:
             mask = self._masks[place]
             self._values[place] = of_sample[:, : len(mask)][:, mask]
 
-    def take(self) -> TokenStatistics | None:
-        """Return the statistics once every sample has been added, and forget them; None before and after that."""
+    def take(self) -> np.ndarray | None:
+        """Return the statistics once every sample has been added, and forget them; None before and after that.
+
+        They are rows of little-endian float32: log-probs, entropies, and those of a teacher.
+        """
         if not self._masks or len(self._values) < len(self._masks):
             return None
-        flat = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1).astype("<f4")
+        rows = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1)
         self._masks, self._values = [], {}
-        logprobs, entropies = (row.tobytes() for row in flat)
-        return TokenStatistics(logprobs, entropies, self.teacher)
+        return np.vstack([rows, *self.teacher]).astype("<f4")
 
 
 def _of_tokens(advantages: torch.Tensor) -> torch.Tensor:
@@ -123,7 +122,6 @@ class PolicyTrainer(GRPOTrainer):
         self.round: Sequence[Sample] = ()
         self.share: Sequence[Sample] = ()
         self.round_step = 0
-        self._rows: list[list[int]] = []
         self.gaps: list[tuple[float, float, int, int]] = []
         self.weights: list[tuple[float, int, int]] = []
         self.seconds: dict[str, float] = {}
@@ -149,27 +147,20 @@ class PolicyTrainer(GRPOTrainer):
         for model in bare:
             reshard(model)  # or the optimiser would get the tensors that this pass gathered
 
-    def rows_of(self, step: int) -> list[int]:
-        """Return the rows of tasks of the round that is trained on after `step` optimiser steps, for all ranks.
+    @cached_property
+    def rows(self) -> dict[int, list[int]]:
+        """The rows of tasks of each round for all ranks, by the optimiser steps done when it is trained on.
 
         TRL's sampler orders them, and has no look ahead: this is its order in a run that was never killed.
         """
-        number = step // self.num_iterations
-        while len(self._rows) <= number:
-            self._rows.append(next(self._order))
-        return self._rows[number]
-
-    @cached_property
-    def _order(self) -> Iterator[list[int]]:
-        args, tasks = cast("GRPOConfig", self.args), cast(Any, self.train_dataset)
-        size, of_group = cast(int, args.generation_batch_size), cast(int, self.num_generations)
-        sampler = RepeatSampler(tasks, of_group, size // of_group, shuffle=True, seed=args.seed)
-        epochs = (list(sampler) for _ in count())
-        return (rows[at : at + size] for rows in epochs for at in range(0, len(rows), size))
+        rl, tasks = self._rl, cast(Any, self.train_dataset)
+        sampler = RepeatSampler(tasks, rl.group_size, rl.round_size // rl.group_size, shuffle=True, seed=self.args.seed)
+        rows = chain.from_iterable(iter(sampler) for _ in count())
+        return {step: [*islice(rows, rl.round_size)] for step in range(0, rl.last_step, rl.iterations)}
 
     def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         self.round_step = self.state.global_step
-        rows = self.rows_of(self.round_step)
+        rows = self.rows[self.round_step]
         rounds = [self._roll_out(self.round_step, rows)]
         if self._waiting is not None:
             dist.broadcast_object_list(rounds, src=0, group=self._waiting)
@@ -233,7 +224,7 @@ class PolicyTrainer(GRPOTrainer):
         gap = torch.where(mask, torch.cat(scores) - output["sampling_per_token_logps"], 0.0)
         rows = zip(torch.cat(scores).float().cpu().numpy(), self.share, strict=True)
         kept = [row[: len(sample.mask)][np.array(sample.mask, dtype=bool)] for row, sample in rows]
-        self.statistics.teacher = np.concatenate(kept).astype("<f4").tobytes()
+        self.statistics.teacher = [np.concatenate(kept)]
         self.teacher_gaps.append((-float(gap.sum()), int(mask.sum())))
         self.seconds["teacher"] = time.monotonic() - began
         return self._rl.distil_weight * gap + self._rl.outcome_weight * _of_tokens(output["advantages"])
@@ -264,12 +255,6 @@ class PolicyTrainer(GRPOTrainer):
         return scores
 
     @property
-    def pad_id(self) -> int:
-        """The id that pads rows."""
-        pad: Any = self._tokenizer.pad_token_id
-        return pad
-
-    @property
     def _forked(self) -> bool:
         return any(sample.forks for sample in self.round)
 
@@ -296,7 +281,7 @@ class PolicyTrainer(GRPOTrainer):
                     row = model(**packed.arguments, fused_lm_head=True)
                 logps, entropies = row.log_probs, row.entropy
             else:
-                packed = pad_branches(samples, columns, device, part, self.pad_id)
+                packed = pad_branches(samples, columns, device, part, cast(int, self._tokenizer.pad_token_id))
                 logps, entropies, _ = super(PolicyTrainer, self)._get_per_token_logps_and_entropies(
                     model, *packed.arguments, compute_entropy=entropy
                 )

@@ -6,6 +6,7 @@ that they share, and every token is predicted from its own branch.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.token_ids import common_prefix
-from etpi_resources.trainers.policy_link import Sample
+from etpi_resources.trainers.policy_link import Fork, Sample
 from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
 
 ROW_MULTIPLE = 128
@@ -41,11 +42,17 @@ def branches_of(samples: Sequence[Sample]) -> list[Branch]:
     branches = []
     for number, sample in enumerate(samples):
         ids, edge = np.array([*sample.prompt_ids, *sample.completion_ids], dtype=np.int64), len(sample.prompt_ids)
-        for indices, shared in sample.branches():
-            at = np.array(indices, dtype=np.int64)
-            scored = np.arange(max(shared, 1), len(at))  # nothing predicts a first id
-            scored = scored[at[scored] >= edge]
-            branches.append(Branch(number, ids[at], scored, at[scored] - edge))
+        forks, paths = [Fork(0, -1), *sample.forks], list[np.ndarray]()
+        starts = [fork.start for fork in forks]
+        for fork, end in zip(forks, [*starts[1:], len(ids)], strict=True):
+            # Of the branch that has the id `after`, its ids as far as that one.
+            parent = paths[bisect_right(starts, fork.after) - 1] if paths else np.empty(0, dtype=np.int64)
+            shared = parent[: parent.searchsorted(fork.after, side="right")]
+            path = np.concatenate([shared, np.arange(fork.start, end)])
+            paths.append(path)
+            scored = np.arange(max(len(shared), 1), len(path))  # nothing predicts a first id
+            scored = scored[path[scored] >= edge]
+            branches.append(Branch(number, ids[path], scored, path[scored] - edge))
     return branches
 
 
