@@ -153,7 +153,7 @@ def require_variance(steps: Iterable[Step], specs: Specs, lake: Lake) -> None:
     """
     for step in open_steps(steps) if os.environ.get(KEEP_GOING) != "1" else ():
         spec = specs.experiments.get(step.key) if step.asset == "rl_checkpoint" else None
-        if spec is None or spec.rl.method == "none" or spec.train.method != "none":
+        if spec is None or not spec.rl.learns_from_rewards or spec.train.method != "none":
             continue  # after a fine-tuning, the policy is another than the baseline's
         if any(term.function != "outcome" for term in spec.rl.rewards):
             continue

@@ -94,12 +94,13 @@ _FURTHER = {"description": "Run a command.", "is_background": False}
 
 def next_turn(request: Request, commands: Sequence[str]) -> str:
     """Return the turn of a script that runs these commands, one a turn, through the shell that the request offers, and
-    then submits: by a command, or in a harness with tools of its own by an answer without a call. Harnesses read calls
-    in the form of the student's template, `request.privileged["form"]`."""
+    then submits: by a command, or in a harness with tools of its own by an answer without a call. A harness that asks
+    again after the command gets such an answer too. Harnesses read calls in the form of the student's template,
+    `request.privileged["form"]`."""
     tools = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in request.tools}
     shell = next((name for name in tools if name in _COMMAND_OF), "bash")
     turn = sum(message["role"] == "assistant" for message in request.messages)
-    if turn >= len(commands) and not tools.keys() <= TOOLS.keys():
+    if turn > len(commands) or (turn == len(commands) and not tools.keys() <= TOOLS.keys()):
         return "Done."
     command = commands[turn] if turn < len(commands) else f"echo {SUBMIT}"
     further = {name: _FURTHER[name] for name in tools.get(shell, {}).get("required", ()) if name in _FURTHER}

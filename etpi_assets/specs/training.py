@@ -358,8 +358,7 @@ class RLSection(ServerSection):
             )
         if (self.method == "opd") != (self.teacher is not None):
             raise ValueError('rl.teacher belongs to rl.method = "opd", which needs it')
-        rewarded = self.method == "grpo" or self.outcome_weight > 0 or self.refill > 0
-        if not self.suite or (rewarded and not self.rewards):
+        if not self.suite or ((self.learns_from_rewards or self.refill) and not self.rewards):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and self.engine != "transformers":
             raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')
@@ -418,6 +417,11 @@ class RLSection(ServerSection):
     def last_step(self) -> int:
         """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
         return (self.use_step if self.stop_at_used else None) or self.steps
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether groups are compared; in `opd` without `outcome_weight` all advantages come from the teacher."""
+        return self.method == "grpo" or (self.method == "opd" and self.outcome_weight > 0)
 
     @property
     def acting(self) -> AgentSection | None:

@@ -165,7 +165,7 @@ def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutc
             len({(row["reward"], *(row["agent_rewards"] or ())) for row in group if row["left_out"] != "broken"}) <= 1
         )
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
-    if section.method == "opd" and not section.outcome_weight:
+    if not section.learns_from_rewards:
         return outcome("groups_vary", None, {"share": 0.0})
     words = {"seed": seed, "percent": percent(share), "bound": percent(CONSTANT_SHARE)}
     return outcome("groups_vary", share <= CONSTANT_SHARE, {"share": share}, **words)

@@ -276,6 +276,8 @@ class Rounds:
 
     def _stop_without_variance(self, step: int, groups: Sequence[Sequence[_Attempted]]) -> None:
         """Raise NoVariance if the last groups of the run, `CONSTANT_GROUPS` or more, had equal rewards."""
+        if not self.section.learns_from_rewards:
+            return
         varied = any(attempted.varies for group in groups for attempted in group)
         with self._counting:  # rounds may run beside each other
             self._constant = 0 if varied else self._constant + len(groups)

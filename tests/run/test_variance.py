@@ -11,13 +11,14 @@ import pytest
 from etpi.run.preflight import require_variance
 from etpi_assets.planning.planner import Step
 from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.training import RLSection
 
 
-def world(solved: float, *, reward: str = "outcome", trains: str = "none", split: str = "train") -> tuple[Any, Any]:
-    rl = SimpleNamespace(method="grpo", suite="s", rewards=[SimpleNamespace(function=reward)])
+def world(solved: float, *, trains: str = "none", split: str = "train", **keys: Any) -> tuple[Any, Any]:
+    rl = RLSection.model_validate({"method": "grpo", "suite": "s", "rewards": [{"function": "outcome"}], **keys})
     reinforced = SimpleNamespace(rl=rl, train=SimpleNamespace(method=trains), base="b", evaluate=None)
     evaluate = SimpleNamespace(suite="s", split=split)
-    baseline = SimpleNamespace(rl=SimpleNamespace(method="none"), base="b", evaluate=evaluate)
+    baseline = SimpleNamespace(rl=RLSection(), base="b", evaluate=evaluate)
     rows = [
         {"metric": "solved", "checkpoint_role": "base", "decoding": "t1", "value": solved},
         {"metric": "solved", "checkpoint_role": "base", "decoding": "greedy", "value": 0.0},
@@ -39,7 +40,16 @@ def test_baseline_without_variance_stops_before_anything_runs(solved, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "other", [{"solved": 0.2}, {"reward": "format"}, {"trains": "lora"}, {"split": "heldout"}], ids=str
+    "other",
+    [
+        {"solved": 0.2},
+        {"rewards": [{"function": "format"}]},
+        {"trains": "lora"},
+        {"split": "heldout"},
+        {"method": "opd", "teacher": "checkpoint:t", "rewards": []},
+        {"method": "opd", "teacher": "checkpoint:t"},
+    ],
+    ids=str,
 )
 def test_other_baselines_and_rewards_start(other):
     require_variance([STEP], *world(**{"solved": 0.0, **other}))

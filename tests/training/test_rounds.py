@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -234,6 +235,14 @@ def test_run_stops_after_groups_without_variance_in_a_row(tmp_path, monkeypatch)
     assert {row.step for row, *_ in read_rounds(tmp_path)} == {0, 1, 2, 3}, "what was rolled out is kept"
     monkeypatch.setenv("ETPI_KEEP_GOING", "1")
     run(4, equal, Uneven())
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_run_on_a_teachers_probabilities_alone_needs_no_variance(tmp_path, monkeypatch, weight):
+    monkeypatch.setattr(etpi_assets.training.rounds, "CONSTANT_GROUPS", 2)
+    section = SECTION.model_copy(update={"method": "opd", "teacher": "checkpoint:t", "outcome_weight": weight})
+    with pytest.raises(NoVariance) if weight else nullcontext():
+        rounds(tmp_path, section)(0, [0] * 4 + [0] * 4, Uneven())
 
 
 def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):
