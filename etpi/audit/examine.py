@@ -46,7 +46,10 @@ from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
 
-_REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}
+_REFUSED = {
+    "empty": "all_masked", "bad_token_ids": "bad_ids", "foreign_ids": "foreign_ids",
+    **dict.fromkeys(("preference", "no_response", "non_text_content"), "other_training"),
+}  # fmt: skip
 """Reason of a refused row -> kind; others are unreadable."""
 _BEFORE, _AFTER = 32, 96
 """Tokens of an example before its fault or label, and from there on."""
@@ -162,7 +165,7 @@ class Examiner:
             block.report.notes.append(f"{item.source} holds no messages, and was not read.")
             return
         if isinstance(item, RejectedInput):
-            kind = _REFUSED.get(item.reason, item.reason if item.reason == "foreign_ids" else "unreadable")
+            kind = _REFUSED.get(item.reason, "unreadable")
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source
             spans = _spans(ids, [False] * len(ids), None, self._chat) if ids else ()
             block.report.tokens += len(ids or ())
