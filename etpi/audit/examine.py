@@ -41,7 +41,7 @@ from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import CALL, THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, other_tags, split_thought, without_code
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
@@ -266,6 +266,9 @@ class Examiner:
             why = "not closed" if thought.opened else "twice" if thought.again else "not opened"
             mark = THINK if thought.opened else THINK_END
             block.hit(place, "think", f"a block of thoughts is {why}: {text[:60]!r}", mark)
+        tags, template = other_tags(text), self._chat.template
+        if tags and THINK in template and tags[0] not in template:
+            block.hit(place, "think", f"thoughts in {tags[0]}, which the template does not write", tags[0])
         if message.reasoning and not self._form.thought_key:
             block.hit(place, "think_lost", f"{message.reasoning[:60]!r} is recorded apart from the text")
         if not (thought.rest.strip() or thought.inside or message.tool_calls):

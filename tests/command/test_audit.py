@@ -204,6 +204,24 @@ def test_unreadable_file_or_model_exits_with_2(path, name, model, clean, tmp_pat
     assert cli.main(["audit", str(tmp_path / path), "--model", name or str(model)]) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--page", "none/page.html"], "none/page.html"),
+        (["--fail-on", "errors"], "errors"),
+        (["--heldout", "none.jsonl"], "none.jsonl"),
+    ],
+)
+def test_wrong_option_ends_the_audit_before_the_file_is_read(
+    options, named, model, clean, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("etpi.audit.command.audit_file", lambda *arguments: pytest.fail("the file is read"))
+    path = write_rows(tmp_path / "rows.jsonl", clean)
+    assert cli.main(["audit", str(path), "--model", str(model), *options]) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_page_escapes_texts_and_marks_the_fault(student, clean, tmp_path):
     clean[2]["messages"][1]["content"] = "<script>alert(1)</script> prints <|im_end|> now"
     report = audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)
@@ -287,6 +305,17 @@ def test_calls_that_the_template_cannot_write_are_findings(calls, tmp_path):
     rows = [{"messages": [words[0], called]}, {"messages": words}]
     report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), str(folder))
     assert kinds(report) == {"differs": 1} and rows_of(report, "differs") == {0} and report.labels == 1
+
+
+@pytest.mark.parametrize("tags", [("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("[THINK]", "[/THINK]")])
+@pytest.mark.parametrize("as_given_ids", [False, True])
+def test_thoughts_in_tags_of_another_model_are_found(as_given_ids, tags, student, clean, tmp_path):
+    for number in FAULTY:
+        message = clean[number]["messages"][-1]
+        message["content"] = f"{tags[0]}\nI think of tides.\n{tags[1]}\n\n{message['content']}"
+    rows = [as_ids(row, chat_of(student)) for row in clean] if as_given_ids else clean
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
+    assert kinds(report) == {"think": 2} and rows_of(report, "think") == set(FAULTY)
 
 
 def _wider(row: dict[str, Any], before: int, after: int) -> dict[str, Any]:
