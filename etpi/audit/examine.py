@@ -266,7 +266,7 @@ class Examiner:
             why = "not closed" if thought.opened else "twice" if thought.again else "not opened"
             mark = THINK if thought.opened else THINK_END
             block.hit(place, "think", f"a block of thoughts is {why}: {text[:60]!r}", mark)
-        tags, template = other_tags(text), self._chat.template
+        tags, template = other_tags(text) or other_tags(thought.rest), self._chat.template
         if tags and THINK in template and tags[0] not in template:
             block.hit(place, "think", f"thoughts in {tags[0]}, which the template does not write", tags[0])
         if message.reasoning and not self._form.thought_key:

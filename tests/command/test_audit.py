@@ -315,7 +315,7 @@ def test_thoughts_in_tags_of_another_model_are_found(as_given_ids, tags, student
         message["content"] = f"{tags[0]}\nI think of tides.\n{tags[1]}\n\n{message['content']}"
     rows = [as_ids(row, chat_of(student)) for row in clean] if as_given_ids else clean
     report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
-    assert kinds(report) == {"think": 2} and rows_of(report, "think") == set(FAULTY)
+    assert kinds(report) == {"think": len(FAULTY)} and rows_of(report, "think") == set(FAULTY)
 
 
 def _wider(row: dict[str, Any], before: int, after: int) -> dict[str, Any]:
