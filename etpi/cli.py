@@ -213,9 +213,11 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 
 
 @etpi.command()
-@click.argument("source", metavar="PATH")
+@click.argument("source", metavar="PATH", type=click.Path(exists=True))
 @click.option("--model", "--student", "model", metavar="MODEL", help="the model to train, as for `etpi init`")
-@click.option("--heldout", metavar="PATH", help="tasks of the evaluation, which no row may have")
+@click.option(
+    "--heldout", metavar="PATH", type=click.Path(exists=True), help="tasks of the evaluation, which no row may have"
+)
 @click.option("--format", default="auto", metavar="FORMAT", help="format of the rows (default: recognised)")
 @click.option("--map", "columns", metavar="KEY=PATH,...", help="columns of rows of no known format, as for `etpi init`")
 @click.option(
@@ -249,7 +251,10 @@ def audit(
     if base:
         return command.show_checks(command.of_checkpoint(source, base, server, name, key_env), source, base, as_json)
     assert model
-    return command.show(command.of_file(source, model, heldout, format, columns), start, fail_on, as_json, page)
+    bound = command.bound_of(fail_on)  # wrong options end it before the file is read
+    if page and not Path(page).absolute().parent.is_dir():
+        raise click.UsageError(f"--page {page}: there is no such folder")
+    return command.show(command.of_file(source, model, heldout, format, columns), start, bound, as_json, page)
 
 
 _INIT: dict[str, tuple[Any, str]] = {
@@ -303,7 +308,9 @@ class _Init(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [w for arg in args for w in (arg.split("=", 1) if arg.partition("=")[0] in self._OLD else [arg])]
-        if len(at := [n for n, word in enumerate(words) if word in self._OLD]) > 1 or at == [len(words) - 1]:
+        at = [n for n, word in enumerate(words) if word in self._OLD]
+        is_path = words[:1] and words[0] not in self.commands and Path(words[0]).exists()
+        if len(at) > 1 or at == [len(words) - 1] or is_path:
             raise click.UsageError("name one beginning: init runs PATH, init tasks PATH or init endpoint URL")
         if at:
             args = [self._OLD[words[at[0]]], *words[: at[0]], *words[at[0] + 2 :], "--", words[at[0] + 1]]

@@ -54,12 +54,8 @@ def show_checks(outcomes: list[CheckOutcome], source: str, base: str, as_json: b
     return 1 if failed else 0
 
 
-def show(report: Report, start: float, fail_on: str, as_json: bool, page: str | None) -> int:
-    """Print a report and write its page; return 1 if a finding is above the bound, else 0.
-
-    Args:
-        fail_on: `LEVEL[=SHARE]`, a level of a finding or never, and the share that it may reach.
-    """
+def bound_of(fail_on: str) -> tuple[str, float]:
+    """Return the level and the share of `LEVEL[=SHARE]`. Raises UsageError: it is of another form."""
     level, _, bound = fail_on.partition("=")
     try:
         share = float(bound or 0)
@@ -70,7 +66,12 @@ def show(report: Report, start: float, fail_on: str, as_json: bool, page: str | 
         raise click.UsageError(
             f"--fail-on {fail_on}: write LEVEL or LEVEL=SHARE, a level of {known} and a share up to 1"
         )
-    failed = report.failed(level, share)
+    return level, share
+
+
+def show(report: Report, start: float, bound: tuple[str, float], as_json: bool, page: str | None) -> int:
+    """Print a report and write its page; return 1 if a finding is above the bound, else 0."""
+    failed = report.failed(*bound)
     if page:
         Path(page).write_text(reports.page(report), encoding="utf-8")
     if as_json:

@@ -41,12 +41,15 @@ from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import CALL, THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, other_tags, split_thought, without_code
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
 
-_REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}
+_REFUSED = {
+    "empty": "all_masked", "bad_token_ids": "bad_ids", "foreign_ids": "foreign_ids",
+    **dict.fromkeys(("preference", "no_response", "non_text_content"), "other_training"),
+}  # fmt: skip
 """Reason of a refused row -> kind; others are unreadable."""
 _BEFORE, _AFTER = 32, 96
 """Tokens of an example before its fault or label, and from there on."""
@@ -162,7 +165,7 @@ class Examiner:
             block.report.notes.append(f"{item.source} holds no messages, and was not read.")
             return
         if isinstance(item, RejectedInput):
-            kind = _REFUSED.get(item.reason, item.reason if item.reason == "foreign_ids" else "unreadable")
+            kind = _REFUSED.get(item.reason, "unreadable")
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source
             spans = _spans(ids, [False] * len(ids), None, self._chat) if ids else ()
             block.report.tokens += len(ids or ())
@@ -263,6 +266,9 @@ class Examiner:
             why = "not closed" if thought.opened else "twice" if thought.again else "not opened"
             mark = THINK if thought.opened else THINK_END
             block.hit(place, "think", f"a block of thoughts is {why}: {text[:60]!r}", mark)
+        tags, template = other_tags(text) or other_tags(thought.rest), self._chat.template
+        if tags and THINK in template and tags[0] not in template:
+            block.hit(place, "think", f"thoughts in {tags[0]}, which the template does not write", tags[0])
         if message.reasoning and not self._form.thought_key:
             block.hit(place, "think_lost", f"{message.reasoning[:60]!r} is recorded apart from the text")
         if not (thought.rest.strip() or thought.inside or message.tool_calls):

@@ -19,6 +19,7 @@ from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, rea
 from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.format import ImportResult, source_of
 from etpi_assets.importers.rows import files_below, row_files
+from etpi_assets.importers.token_rows import unpacked
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.process.pool import ordered_map, workers_for
 
@@ -83,8 +84,9 @@ def _items(chosen: Plan, path: Path, account: Account) -> Iterator[RawRow | Impo
             if importer.of_row is None:
                 yield from importer.results(unit, path, read_options({}, account))
                 continue
-            for number, row in importer.iter_rows(unit):
-                yield RawRow(name, unit, source_of(unit, path), number, row)
+            for number, packed in importer.iter_rows(unit):
+                for row in unpacked(packed):
+                    yield RawRow(name, unit, source_of(unit, path), number, row)
     yield from chosen.unread
 
 

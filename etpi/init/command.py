@@ -83,7 +83,7 @@ class Answers:
 
     def ask_student(self, default: str | None) -> str:
         """Return the student, which --model names too where no endpoint has a model."""
-        return self.student or self.model or self.ask("student", _STUDENT, default)
+        return self.student or self.ask("model", _STUDENT, default)
 
 
 def from_trajectories(source: str, answers: Answers) -> int:

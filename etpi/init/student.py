@@ -74,9 +74,9 @@ def _student(model: str) -> Student:
         )
     repo, revision = match["repo"], match["revision"]
     if COMMIT.fullmatch(revision or "") is None:
-        problem = f"{revision!r} is a branch or tag, which can move" if revision else "it names no commit"
+        problem = f"{revision!r} is no commit; a branch or tag can move" if revision else "it names no commit"
         raise SpecError(
-            f"model {model}: {problem}; write {repo}@COMMIT. The commit's 40 hex digits: "
+            f"model {model}: {problem}. Write {repo}@ and the commit's 40 hex digits: "
             f"git ls-remote https://huggingface.co/{repo} HEAD"
         )
     return _hub(repo, revision)

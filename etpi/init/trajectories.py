@@ -27,7 +27,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
 from etpi_assets.trajectories.tables import to_tables, worst_exit
-from etpi_resources.chat.marks import CALL, THINK_END
+from etpi_resources.chat.marks import CALL, split_thought
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import tool_name
@@ -247,7 +247,7 @@ def _selected(rollout: RolloutRecord) -> bool:
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
     result.tagged_turns += CALL in turn.content
-    result.think_turns += bool(turn.reasoning) or THINK_END in turn.content
+    result.think_turns += split_thought(turn.content, turn.reasoning).inside is not None
     if turn.parse_error is not None:
         result.unreadable[turn.parse_error] += 1
     result.truncated_turns += turn.finish_reason == "length"

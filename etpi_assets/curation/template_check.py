@@ -97,8 +97,9 @@ class TemplateCheck:
     def whole(self, agent: CapturedAgent, ids: Sequence[int]) -> tuple[str, str, int] | None:
         """Return the first difference of a conversation's ids from the template's: its kind, a detail, and where it is.
 
-        Kinds: "differs", "other_split" for other ids of the same text, and "think_history" for thoughts of earlier
-        turns that the template leaves out. White space after the last message may be missing.
+        Kinds: "differs", "other_split" for other ids of the same text, "think_history" for thoughts of earlier turns
+        that the template leaves out, and "truncated" for the beginning of what it writes. White space after the last
+        message may be missing.
         """
         try:
             text = self._render(self._conversation(agent).spoken, agent.tools)
@@ -111,6 +112,8 @@ class TemplateCheck:
             return None
         if self.chat.decode(ids).rstrip() == text.rstrip():
             return "other_split", f"token {at}: other ids than the tokenizer has for {left[:12]!r}", at
+        if not left or (not right and self.chat.markers.header.startswith(left.strip())):
+            return "truncated", f"the row ends within a message, at token {len(ids)}", len(ids)
         kind = "think_history" if left.lstrip().startswith(THINK) and THINK_END in text else "differs"
         return kind, f"token {at}: {left!r} is trained, the template writes {right!r}", at
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from etpi_assets.importers.format import DetectionInput, Row
 from etpi_assets.importers.source import Unreadable
-from etpi_assets.importers.spec import load
+from etpi_assets.importers.spec import base, load
 
 _OTHERS = {
     ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",
     ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,answer=output leaves `input` out; or",
+    ("input", "output"): "these are OpenRLHF's keys: --map prompt=input,answer=output; or",
     ("query", "response"): "these are ms-swift's keys: --map prompt=query,answer=response leaves `history` out; or",
     ("query", "answers"): "these are xLAM's keys, calls without a conversation:",
     ("system", "chat"): "this is Glaive's form, a conversation in one text:",
@@ -44,7 +45,22 @@ def unknown_row(source: DetectionInput) -> str:
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     texts = ((key, json.dumps(value, ensure_ascii=False, default=str)) for key, value in list(row.items())[:_VALUES])
     values = ", ".join(f"{key} = {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'}" for key, text in texts)
-    return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"
+    near = _prompt(row) or f"{_nearest(row)}{_map(row)}"
+    return f"its first row has {keys or 'no keys'} ({values}); {near}"
+
+
+def _prompt(row: Row) -> str:
+    """Return what to do with a column of messages that ends before the model's; empty if there is none."""
+    roles = {
+        key: {base().roles.get(message.get("role")) for message in value}
+        for key, value in row.items()
+        if isinstance(value, list) and value and all(isinstance(message, dict) for message in value)
+    }
+    prompt = next((key for key, of_key in roles.items() if of_key <= {"system", "user"}), None)
+    answer = next((key for key, of_key in roles.items() if "assistant" in of_key), None)
+    if prompt and answer:
+        return f"`{prompt}` holds messages that `{answer}` answers: --map prompt={prompt},answer={answer}"
+    return f"`{prompt}` holds messages without an answer, as for training by reward" if prompt else ""
 
 
 def _map(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from etpi_assets.importers.calls import listed
@@ -118,13 +118,47 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
     return [t for t, s in zip(ids, seen, strict=True) if s], [w for w, s in zip(labels, seen, strict=True) if s]
 
 
+def unpacked(row: Any) -> list[Any]:
+    """Return the conversations of a row of ids that a trainer packed, each as a row.
+
+    They begin by `seq_lengths` (TRL), where `position_ids` begin again, or by their numbers in `attention_mask`
+    (LLaMA-Factory's `neat_packing`).
+    """
+    ids = row.get("input_ids") if isinstance(row, Mapping) else None
+    if not isinstance(ids, list):
+        return [row]
+    positions, seen = row.get("position_ids") or (), row.get("attention_mask") or ()
+    starts = [*accumulate(row.get("seq_lengths") or ())][:-1]
+    padding = next((i for i, token in enumerate(ids) if token != ids[0]), 0)
+    starts = starts or [i for i, after in enumerate(pairwise(positions)) if i > padding and after == (0, 1)]
+    starts = starts or [i + 1 for i, (before, after) in enumerate(pairwise(seen)) if after > before > 0]
+    if not starts:
+        return [row]
+    columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
+    if seen:
+        columns["attention_mask"] = [int(number > 0) for number in seen]
+    return [{key: value[a:b] for key, value in columns.items()} for a, b in pairwise([0, *starts, len(ids)])]
+
+
+def _turn_spans(ids: Sequence[int], labels: Sequence[int], chat: ChatFormat) -> list[tuple[int, int]]:
+    """Return (start, end) of each labelled turn: without the header before it and the white space after its end, which
+    some masks have (verl's)."""
+    header, spans = chat.encode(chat.markers.header, allow_special=True), list[tuple[int, int]]()
+    for start, end in spans_of(labels):
+        begins = range(max(0, start - len(header) + 1), start + 1)
+        start = next((i + len(header) for i in begins if [*ids[i : i + len(header)]] == header), start)
+        last = next((i for i in range(end - 1, start, -1) if ids[i] in chat.end_ids), end - 1)
+        spans.append((start, end if chat.decode(ids[last + 1 : end]).strip() else last + 1))
+    return spans
+
+
 def labelled_ids(row: Any, where: str, options: Options) -> list[Message]:
     """Read TRL's rows of `input_ids` with labels or masks; calls and results become those of messages.
 
     Raises Unreadable: `bad_token_ids`, `empty`, or as `entries_of`.
     """
     ids, labels = ids_and_labels(row, where)
-    spans = spans_of(labels)
+    spans = _turn_spans(ids, labels, chat_format(options, where))
     if not spans:
         raise Unreadable("empty", f"{where}: every label is -100, so there is no turn")
     entries = entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)

@@ -89,13 +89,17 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
     return Thought(inside if inside.strip() else None, rest.lstrip("\r\n"), again=not separate and _has_block(rest))
 
 
+def other_tags(text: str) -> tuple[str, str] | None:
+    """Return the tags of a think block in another spelling at the beginning of a text; else None."""
+    return next((tags for tags in _OTHER_TAGS if text.lstrip().startswith(tags[0]) and tags[1] in text), None)
+
+
 def other_block(text: str) -> tuple[str, str] | None:
     """Return the inside of a think block in another spelling at the beginning of a text, and the rest; else None."""
-    for opening, closing in _OTHER_TAGS:
-        if text.lstrip().startswith(opening) and closing in text:
-            inside, _, rest = text.lstrip().removeprefix(opening).partition(closing)
-            return inside, rest
-    return None
+    if (tags := other_tags(text)) is None:
+        return None
+    inside, _, rest = text.lstrip().removeprefix(tags[0]).partition(tags[1])
+    return inside, rest
 
 
 def think_block(thought: str) -> str:

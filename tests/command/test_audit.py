@@ -13,6 +13,7 @@ import pytest
 from etpi import cli
 from etpi.audit.file import audit_file
 from etpi.audit.report import KINDS, Report, page
+from etpi_assets.importers.token_rows import spans_of
 from etpi_resources.chat.format import load_chat_format
 from tests.support.audited import MESSAGE_FAULTS, as_ids, conversations, id_faults, model_folder, verl_rows, write_rows
 
@@ -203,6 +204,24 @@ def test_unreadable_file_or_model_exits_with_2(path, name, model, clean, tmp_pat
     assert cli.main(["audit", str(tmp_path / path), "--model", name or str(model)]) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--page", "none/page.html"], "none/page.html"),
+        (["--fail-on", "errors"], "errors"),
+        (["--heldout", "none.jsonl"], "none.jsonl"),
+    ],
+)
+def test_wrong_option_ends_the_audit_before_the_file_is_read(
+    options, named, model, clean, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("etpi.audit.command.audit_file", lambda *arguments: pytest.fail("the file is read"))
+    path = write_rows(tmp_path / "rows.jsonl", clean)
+    assert cli.main(["audit", str(path), "--model", str(model), *options]) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_page_escapes_texts_and_marks_the_fault(student, clean, tmp_path):
     clean[2]["messages"][1]["content"] = "<script>alert(1)</script> prints <|im_end|> now"
     report = audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)
@@ -286,3 +305,72 @@ def test_calls_that_the_template_cannot_write_are_findings(calls, tmp_path):
     rows = [{"messages": [words[0], called]}, {"messages": words}]
     report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), str(folder))
     assert kinds(report) == {"differs": 1} and rows_of(report, "differs") == {0} and report.labels == 1
+
+
+@pytest.mark.parametrize("tags", [("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("[THINK]", "[/THINK]")])
+@pytest.mark.parametrize("as_given_ids", [False, True])
+def test_thoughts_in_tags_of_another_model_are_found(as_given_ids, tags, student, clean, tmp_path):
+    for number in FAULTY:
+        message = clean[number]["messages"][-1]
+        message["content"] = f"{tags[0]}\nI think of tides.\n{tags[1]}\n\n{message['content']}"
+    rows = [as_ids(row, chat_of(student)) for row in clean] if as_given_ids else clean
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
+    assert kinds(report) == {"think": len(FAULTY)} and rows_of(report, "think") == set(FAULTY)
+
+
+def _wider(row: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Return a row whose labels begin some ids before their turn, and go on after its end."""
+    spans = [(start - before, min(end + after, len(row["labels"]))) for start, end in spans_of(row["labels"])]
+    inside = {i for start, end in spans for i in range(start, end)}
+    return row | {"labels": [token if i in inside else -100 for i, token in enumerate(row["input_ids"])]}
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (3, 0), (2, 1)])
+def test_masks_that_have_headers_and_line_breaks_of_turns_are_no_fault(before, after, student, clean, tmp_path):
+    rows = [_wider(as_ids(row, chat_of(student)), before, after) for row in clean]
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    assert kinds(report) == {} and report.labels == 3 * COUNT
+
+
+@pytest.mark.parametrize("marks", ["seq_lengths", "position_ids", "attention_mask", "padded"])
+def test_packed_rows_are_audited_one_conversation_at_a_time(marks, student, clean, tmp_path):
+    rows, packed = [as_ids(row, chat_of(student)) for row in clean], list[dict[str, Any]]()
+    id_faults(chat_of(student))["no_end"](rows[5])
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        lengths = [len(row["input_ids"]) for row in (first, second)]
+        pad = 7 if marks == "padded" else 0
+        columns = {
+            "seq_lengths": lengths,
+            "position_ids": [*range(lengths[0]), *range(lengths[1]), *[0] * pad],
+            "attention_mask": [1] * lengths[0] + [2] * lengths[1],
+        }
+        filler = {"input_ids": [chat_of(student).pad_id] * pad, "labels": [-100] * pad}
+        row = {name: first[name] + second[name] + filler[name] for name in filler}
+        name = marks if marks in columns else "position_ids"
+        packed.append(row | {name: columns[name]})
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", packed), student)
+    assert kinds(report) == {"no_end": 1} and rows_of(report, "no_end") == {2}
+    assert (report.rows, report.labels) == (COUNT, 3 * COUNT)
+
+
+def test_rows_that_were_cut_at_a_length_are_truncated_and_not_of_another_template(student, clean, tmp_path):
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    for number, ids in zip(FAULTY, (1, 25), strict=True):
+        length = spans_of(rows[number]["labels"])[-1][0] - ids  # within a header, and the results of the last call
+        rows[number] = {name: values[:length] for name, values in rows[number].items()}
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    assert kinds(report)["truncated"] == 2 and rows_of(report, "truncated") == {2, 5}
+    assert kinds(report).keys() <= {"truncated", "no_answer"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"ground_truth": "b"}},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "images": ["c.png"]},
+    ],
+)
+def test_rows_of_another_training_are_named_as_such(row, student, tmp_path):
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", [row] * 2), student)
+    assert kinds(report) == {"other_training": 2}

@@ -115,6 +115,21 @@ def test_no_beginning_or_two_are_usage_errors(cwd, words):
     assert cli.main(["init", *words]) == 2
 
 
+def test_path_without_a_command_is_answered_with_the_commands(cwd, capsys):
+    assert cli.main(["init", "runs.jsonl", "--model", "tiny"]) == 2
+    assert "init runs PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts"), [("<thinking>\nTide.\n</thinking>\n\nA.", 1), ("The tag `</think>`.", 0)]
+)
+def test_thoughts_are_counted_as_training_reads_them(cwd, capsys, text, thoughts):
+    row = {"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": text}]}
+    (cwd / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    assert init("--model", "tiny") == 0
+    assert f"think blocks: {thoughts} turns" in capsys.readouterr().out
+
+
 def test_map_is_written_into_the_spec(cwd, capsys):
     row = {"conv": [{"who": "user", "said": "Moor."}, {"who": "bot", "said": "Moored."}]}
     (cwd / "runs.jsonl").write_text(json.dumps(row) + "\n")
@@ -168,7 +183,7 @@ def test_model_without_a_commit_is_refused_with_the_way_to_find_it(cwd, capsys, 
 
 def test_missing_model_is_a_usage_error(cwd, capsys):
     assert init() == 2
-    assert "--student" in capsys.readouterr().err
+    assert "--model" in capsys.readouterr().err
 
 
 def test_rows_that_cannot_be_read_are_counted_by_reason(cwd, capsys):

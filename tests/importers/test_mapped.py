@@ -92,3 +92,34 @@ def test_unknown_rows_are_answered_with_values_and_a_map(tmp_path):
         detect(write_lines(tmp_path / "a.jsonl", [NESTED]))
     text = str(raised.value)
     assert "id, conv, score (id = 7, conv = {" in text and "--map messages=conv.turns,role=from,text=value" in text
+
+
+def _said(role: str, text: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"input": _said("user", "a"), "output": _said("assistant", "b")}, "--map prompt=input,answer=output"),
+        ({"context": _said("system", "a") + _said("user", "b"), "reply": _said("model", "c")},
+         "--map prompt=context,answer=reply"),
+        ({"input": "a", "output": "b"}, "--map prompt=input,answer=output"),
+        ({"prompt": _said("user", "a")}, "without an answer"),
+        ({"context_messages": _said("human", "a"), "tools": [{"name": "b"}]}, "without an answer"),
+    ],
+)  # fmt: skip
+def test_prompts_beside_their_answers_or_without_any_are_told_apart(tmp_path, row, expected):
+    with pytest.raises(ValueError, match="no known format") as raised:
+        detect(write_lines(tmp_path / "a.jsonl", [row]))
+    text = str(raised.value)
+    assert expected in text and "so call it" not in text
+    if expected.startswith("--map"):
+        columns = expected.removeprefix("--map ")
+        item = read(tmp_path, row, columns)
+        assert isinstance(item, RolloutRecord)
+        assert [turn.content for turn in item.agents[0].turns] == [_text(row[columns.rpartition("=")[2]])]
+
+
+def _text(value: str | list[dict[str, str]]) -> str:
+    return value if isinstance(value, str) else value[0]["content"]
