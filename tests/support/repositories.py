@@ -34,6 +34,18 @@ cd /workspace/repo
 git apply "/patches/$1" || exit 1
 python3 -m pytest -q -p no:cacheprovider tests
 """
+PATCH = """diff --git a/src/moor.py b/src/moor.py
+index 1..2 100644
+--- a/src/moor.py
++++ b/src/moor.py
+@@ -1,3 +1,6 @@ class Boat:
+     def within(self):
+-        pass
++        return None
++    def tie_{n}(self, rope):
++        return rope
+"""
+"""A patch in the form of CooperBench's features."""
 ISSUE = "`rope` should double and `knot` should add three."
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
