@@ -31,7 +31,7 @@ from etpi_resources.lake.exchange.remote import Exchanged, Options
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support import buckets
-from tests.support.publications import publish
+from tests.support.small_lake import publish
 
 
 def measured(what: str, bucket: Bucket, run: Callable[[], Exchanged]) -> dict[str, Any]:

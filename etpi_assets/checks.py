@@ -30,6 +30,7 @@ class CheckInfo:
         may_warn: whether it only warns in some cases, although it is blocking; `catches` says in which.
         bound: the key of the spec's `gates` that has its floor or bound.
         limit: "floor" or "bound", and the format of its figures: "floor .3f".
+        most, least: the bound of a share that no spec changes; messages have it as {bound}.
         wrong, of: for `judged`, the counts of wrong and of all cases; without `of` there is always something to decide.
         says: templates of messages, by case: "passes", "fails" (by default as "passes"), "idle" (nothing to decide), or
             another one of the check's function. A template may name figures, and "{passes}" and "{hint}".
@@ -44,10 +45,17 @@ class CheckInfo:
     may_warn: bool = False
     bound: str = ""
     limit: str = ""
+    most: float | None = None
+    least: float | None = None
     wrong: str = ""
     of: str = ""
     says: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> float | None:
+        """The bound, whichever there is."""
+        return self.least if self.most is None else self.most
 
     @property
     def description(self) -> str:
@@ -114,7 +122,8 @@ def outcome(
     if name not in _BY_NAME:
         raise KeyError(f"checks.toml has no check {name!r}{nearest(name, _BY_NAME)}")
     info, figures = _BY_NAME[name], figures or {}
-    words = {**figures, **values}
+    fixed = {} if info.fixed is None else {"bound": percent(info.fixed)}
+    words = {**figures, **fixed, **values}
     if info.hints:
         words["hint"] = info.hints.get(hint, info.hints.get("", "")).format_map(words)
     template = info.says.get(case or {True: "passes", False: "fails", None: "idle"}[passed], info.says["passes"])
@@ -135,6 +144,12 @@ def measured(name: str, value: float, section: Any, figures: Mapping[str, Any], 
         return outcome(name, None, figures, value=value, limit=f"no {word}", **values)
     passed = value >= limit if word == "floor" else value <= limit
     return outcome(name, passed, figures, value=value, limit=f"{word} {limit:{form}}", **values)
+
+
+def within(name: str, share: float) -> bool:
+    """Return whether a share keeps the check's bound of checks.toml."""
+    info = _BY_NAME[name]
+    return share <= info.most if info.most is not None else share >= (info.least or 0.0)
 
 
 def judged(name: str, counted: Mapping[str, Any], **values: Any) -> CheckOutcome:

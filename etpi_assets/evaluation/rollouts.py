@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.checks import outcome
+from etpi_assets.checks import outcome, within
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
@@ -33,7 +33,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
 from etpi_resources.engines.serving import Checkpoint
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake.check_outcome import CheckOutcome, percent
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.older_names import adopt
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -170,20 +170,19 @@ def harness_as_trained(
     return outcome("harness_as_trained", not difference, difference=difference)
 
 
-def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:
+def infrastructure_held(rollouts: pa.Table) -> CheckOutcome:
     """Check that infrastructure errors are too rare to bias the remaining rollouts, of all and of each checkpoint role
     and decoding; one error among a few rollouts of a role is no bias."""
     rows = rollouts.select(["checkpoint_role", "decoding", "error"]).to_pylist()
     failed = [row for row in rows if row["error"] is not None]
     share = len(failed) / max(1, len(rows))
     of, errors = (Counter((row["checkpoint_role"], row["decoding"]) for row in group) for group in (rows, failed))
-    over = {key: n for key, n in errors.items() if n > 1 and n > bound * of[key]}
+    over = {key: n for key, n in errors.items() if n > 1 and not within("infrastructure_held", n / of[key])}
     return outcome(
         "infrastructure_held",
-        share <= bound and not over,
+        within("infrastructure_held", share) and not over,
         {"errors": len(failed), "share": share},
         rollouts=len(rows),
-        bound=percent(bound),
         over="".join(f", {n} of the {of[key]} of {' '.join(map(str, key))}" for key, n in over.items()),
         first=f"; the first: {failed[0]['error']}" if failed else "",
     )

@@ -7,16 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from etpi_assets.checks import outcome
+from etpi_assets.checks import CHECKS, outcome, within
 from etpi_assets.tasks.family import EXCLUDED, Family, RejectedInput, Task
-from etpi_resources.lake.check_outcome import CheckOutcome, listed, percent
-
-MAX_REJECTED = 0.1
-"""Largest share of rejected inputs, those left out by the params excepted, from two rejected inputs on. Above it the
-suite or its sandbox is broken, or its list of names is stale."""
-
-MIN_UNSEEN = 0.95
-"""Smallest share of held-out paths and names that must occur in no training task."""
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 
 
 def check_tasks(
@@ -44,17 +37,17 @@ def _accounted(loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedIn
 
 
 def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
+    """Bound the share of rejected inputs, those that the params leave out excepted, from two rejected inputs on."""
     faulty = [item for item in rejected if item.reason != EXCLUDED]
     share = len(faulty) / max(1, len(tasks) + len(faulty))
     reasons = dict(Counter(item.reason for item in rejected))
     return outcome(
         "tasks_valid",
-        len(faulty) < 2 or share <= MAX_REJECTED,
-        {"share": share, "bound": MAX_REJECTED, **reasons},
+        len(faulty) < 2 or within("tasks_valid", share),
+        {"share": share, "bound": CHECKS["tasks"]["tasks_valid"].fixed, **reasons},
         rejected=len(rejected),
         found=len(tasks) + len(rejected),
         by_reason=f": {listed(reasons)}." if reasons else ".",
-        most=percent(MAX_REJECTED),
         first="".join(f"\n{item.source}: {item.detail[:500]}" for item in faulty[:5]),
     )
 
@@ -90,13 +83,13 @@ def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome
     unseen = names[True] - names[False]
     share = len(unseen) / len(names[True]) if names[True] else 1.0
     seen = sorted(names[True] - unseen)
+    floor = CHECKS["tasks"]["heldout_names_unseen"].fixed
     result = outcome(
         "heldout_names_unseen",
-        share >= MIN_UNSEEN,
-        {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])},
+        within("heldout_names_unseen", share),
+        {"share": share, "floor": floor, "heldout": len(names[True]), "train": len(names[False])},
         unseen=len(unseen),
         seen=f"{len(seen)} of {len(names[True])}" if unseen else "All",
         first=", ".join(seen[:5]),
-        least=percent(MIN_UNSEEN),
     )
     return replace(result, blocking=family.invents_names)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome
+from etpi_assets.checks import outcome, within
 from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.rounds import ASIDE, ByAgent, advantages_of
@@ -21,9 +21,6 @@ from etpi_assets.training.sft_checks import outcomes_of_seeds, proofs
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
-
-CONSTANT_SHARE = 0.95
-"""Above this share of groups with equal rewards, almost no rollout has an advantage."""
 
 
 def checks(
@@ -167,8 +164,8 @@ def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutc
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
     if not section.learns_from_rewards:
         return outcome("groups_vary", None, {"share": 0.0})
-    words = {"seed": seed, "percent": percent(share), "bound": percent(CONSTANT_SHARE)}
-    return outcome("groups_vary", share <= CONSTANT_SHARE, {"share": share}, **words)
+    passed = within("groups_vary", share)
+    return outcome("groups_vary", passed, {"share": share}, seed=seed, percent=percent(share))
 
 
 def _groups(samples: list[dict[str, Any]], section: RLSection) -> list[list[dict[str, Any]]]:

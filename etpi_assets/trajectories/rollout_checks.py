@@ -15,12 +15,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import judged, outcome
+from etpi_assets.checks import judged, outcome, within
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
-from etpi_resources.lake.check_outcome import CheckOutcome, percent
-
-MOST_DRIFT = 0.1
-"""The share of later turns that compactions and edits of a history explain."""
+from etpi_resources.lake.check_outcome import CheckOutcome
 
 _SHOWN = 3
 _ERROR = 500
@@ -183,8 +180,6 @@ def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
 
 LIMITS = ("LimitsExceeded", "ContextWindowExceeded")
 """Exit statuses of an agent whose budget of turns, time or context ended before it submitted."""
-MOST_EXHAUSTED = 0.5
-"""The largest share of rollouts that may end in a limit without a warning."""
 
 
 def budget_exhausted(exits: Mapping[str, Mapping[str, int]], budgets: str) -> CheckOutcome:
@@ -197,7 +192,9 @@ def budget_exhausted(exits: Mapping[str, Mapping[str, int]], budgets: str) -> Ch
     rows = [(name, sum(counts.get(s, 0) for s in LIMITS), sum(counts.values())) for name, counts in exits.items()]
     figures = {name: {"ended_in_limits": ended, "rollouts": total} for name, ended, total in rows}
     shown = "; ".join(f"{name} {ended} of {total}" for name, ended, total in rows) or "none"
-    exhausted = [(name, ended, total) for name, ended, total in rows if ended > MOST_EXHAUSTED * total]
+    exhausted = [
+        (name, ended, total) for name, ended, total in rows if total and not within("budget_exhausted", ended / total)
+    ]
     problems = "; ".join(f"{ended} of {total} rollouts of {name}" for name, ended, total in exhausted)
     return outcome("budget_exhausted", not exhausted, figures, ended=shown, problems=problems, budgets=budgets)
 
@@ -214,7 +211,7 @@ def drift_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
     drifted, later = figures["drifted"], figures["later"]
     share = drifted / max(1, later)
     shown = {"later_turns": later, "with_drift": drifted, "share": share}
-    return outcome("drift_bounded", share <= MOST_DRIFT, shown, bound=percent(MOST_DRIFT))
+    return outcome("drift_bounded", within("drift_bounded", share), shown)
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

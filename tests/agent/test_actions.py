@@ -27,7 +27,7 @@ from etpi_resources.chat.marks import split_thought
 from etpi_resources.chat.tool_forms import FORMS as FORMS_BY_NAME
 from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL, Call
 from etpi_resources.engines import Request, Sampler
-from tests.support.messages import format_message
+from tests.support.rollouts import format_message
 
 FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
 

@@ -24,7 +24,7 @@ from etpi_resources.lake.removal import carry_out, plan_garbage
 from etpi_resources.process.locks import LockHeld, LockLost
 from tests.support.finished import TASKS, made
 from tests.support.postgres import PASSWORD
-from tests.support.publications import PAIRS, publish
+from tests.support.small_lake import PAIRS, publish
 
 KEEP_NOTHING = timedelta(0)
 LATER = datetime.now(UTC) + timedelta(hours=1)

@@ -19,7 +19,7 @@ SITE = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_inf
 BASE, IMAGE = "localhost/etpi-test:python", "localhost/etpi-test:etpi"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         Path("/usr/bin/python3").resolve().name != f"python{sys.version_info[0]}.{sys.version_info[1]}",
         reason="the image's Python is this machine's /usr/bin/python3, which must be of the tests' version",

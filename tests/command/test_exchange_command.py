@@ -8,7 +8,7 @@ import pytest
 
 from etpi.cli import main
 from etpi_resources.lake.lake import Lake
-from tests.support.publications import PAIRS, publish
+from tests.support.small_lake import PAIRS, publish
 
 pytest.importorskip("obstore")
 

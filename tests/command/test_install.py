@@ -88,7 +88,10 @@ def _run(words: list[str], cwd: Path, **more: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.slow
-def test_make_works_in_a_checkout_that_cannot_be_written(tmp_path: Path):
+@pytest.mark.parametrize(
+    "words", [["status", "EXPERIMENT=first"], pytest.param(["run", "EXPERIMENT=first"], marks=pytest.mark.long)]
+)
+def test_make_works_in_a_checkout_that_cannot_be_written(tmp_path: Path, words: list[str]):
     checkout = _checkout(tmp_path / "checkout")
     specs = write_small_specs(tmp_path / "specs")
     places = [f"VENV={_environment(tmp_path / 'venv')}", f"ETPI_DATA={tmp_path}/data"]
@@ -96,9 +99,10 @@ def test_make_works_in_a_checkout_that_cannot_be_written(tmp_path: Path):
     refused = _run([*_read_only(checkout), "make", "status"], checkout)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "VENV=" in refused.stdout
-    done = _run([*_read_only(checkout), "make", "run", "EXPERIMENT=first", *places], checkout, ETPI_SPECS=str(specs))
+    done = _run([*_read_only(checkout), "make", *words, *places], checkout, ETPI_SPECS=str(specs))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "data/etpi.duckdb").is_file() and (tmp_path / "data/.dagster_home").is_dir()
+    if words[0] == "run":
+        assert (tmp_path / "data/etpi.duckdb").is_file() and (tmp_path / "data/.dagster_home").is_dir()
     assert sorted(checkout.rglob("*")) == before
 
 

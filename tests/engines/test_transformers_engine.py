@@ -22,29 +22,20 @@ from etpi_resources.engines import Completion, Engine, Request, Sampler
 from etpi_resources.engines.decode_steps import DecodeSteps
 from etpi_resources.engines.slots import ATTENTION, ModelCaches, Slots, attention_by_products
 from etpi_resources.engines.transformers import TransformersEngine, _BatchRow, _sample
+from tests.support.models import qwen3
 from tests.support.students import make_student
 
 
 @pytest.fixture(scope="module", params=["full attention", "hybrid"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3, and a random Qwen3.5, of whose layers all but one keep a recurrent state."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    shape: dict[str, Any] = {
-        "vocab_size": len(load_chat_format("tiny").tokenizer), "hidden_size": 32, "intermediate_size": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-        "tie_word_embeddings": True, "initializer_range": 0.3,
-    }  # fmt: skip
+    shape: dict[str, Any] = {"num_attention_heads": 4, "initializer_range": 0.3}
+    hybrid = request.param == "hybrid"
+    if hybrid:
+        kinds = ["linear_attention", "full_attention", "linear_attention"]
+        shape |= {"num_hidden_layers": 3, "layer_types": kinds, "linear_num_value_heads": 4}
     path = tmp_path_factory.mktemp("model")
-    if request.param == "hybrid":
-        config = Qwen3_5TextConfig(
-            **shape, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
-            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
-        )  # fmt: skip
-        Qwen3_5ForCausalLM(config).save_pretrained(path)
-    else:
-        Qwen3ForCausalLM(Qwen3Config(**shape, num_hidden_layers=2)).save_pretrained(path)
+    qwen3(len(load_chat_format("tiny").tokenizer), hybrid=hybrid, **shape).save_pretrained(path)
     return path
 
 

@@ -13,8 +13,8 @@ import pytest
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
-from tests.support.consumers import VERL_SFT, read_by
 from tests.support.curation import CurationLake
+from tests.support.students import VERL_SFT, read_by
 
 pytestmark = pytest.mark.usefixtures("consumers")
 

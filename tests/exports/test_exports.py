@@ -22,6 +22,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
 from tests.support.curation import CurationLake
+from tests.support.models import qwen3
 from tests.support.own_runs import TOOLS, recorded_run
 from tests.support.recorded_runs import windowed_history
 from tests.support.rows import ROWS, atif_document, write_lines
@@ -119,14 +120,10 @@ def test_trl_ids_are_the_sequences_and_round_trip(exported, curation: CurationLa
 def test_trl_trains_on_both_forms(exported, tmp_path: Path) -> None:
     """The real trainer reads the rows, and counts as many label tokens as the data set has."""
     from datasets import load_dataset
-    from transformers import Qwen3Config, Qwen3ForCausalLM
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
     chat = load_chat_format("tiny")
-    sizes = ("hidden_size", "intermediate_size", "head_dim")
-    counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    shape = dict.fromkeys(sizes, 16) | dict.fromkeys(counts, 1)
 
     def trainer(name: str) -> SFTTrainer:
         file, cache = str(exported(name) / "data/train.parquet"), str(tmp_path / "cache")
@@ -140,7 +137,7 @@ def test_trl_trains_on_both_forms(exported, tmp_path: Path) -> None:
             use_cpu=True,
             bf16=False,
         )
-        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=chat.vocab_size, **shape))
+        model = qwen3(chat.vocab_size, max_position_embeddings=4096)
         return SFTTrainer(model, arguments, train_dataset=data, processing_class=chat.tokenizer)
 
     ids = trainer("trl")

@@ -22,10 +22,9 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
-from tests.support.consumers import VERL_SFT, read_by
 from tests.support.curation import CurationLake
 from tests.support.own_runs import ANSWER, TOOLS, write_runs
-from tests.support.students import FAMILIES, Family, byte_tokenizer, trl_template
+from tests.support.students import FAMILIES, VERL_SFT, Family, byte_tokenizer, read_by, trl_template
 
 SET = 'title = "mine"\nkind = "imported"\npath = "PATH"\n'
 EXPERIMENT = """title = "mine"

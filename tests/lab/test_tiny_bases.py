@@ -18,6 +18,14 @@ from etpi_resources.lake.lake import sha256_of
 from tests.support.tiny_bases import copy_shipped
 
 USED = rebuild_bases.used_by_shipped_specs()
+WORLDS = [section.world for section, _ in USED]
+SMALL_CORPORA = {
+    "arithmetic_tiny": "d304d91c2fddb7e8",
+    "coop_tiny": "d33334c0e8d69329",
+    "coop_tiny_shared": "1820436e9c469fce",
+    "repo_fix_tiny": "538c7e8c426b9074",
+}
+"""World -> the beginning of the hash of its corpus of 120 conversations and 40 exercises."""
 SMALLEST = next((section, chat) for section, chat in USED if section.world == "arithmetic_tiny")
 
 
@@ -53,7 +61,15 @@ def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
     assert shipped_bases.find(section, chat) == after
 
 
-@pytest.mark.parametrize(("section", "chat"), USED, ids=[section.world for section, _ in USED])
+@pytest.mark.parametrize(("section", "chat"), USED, ids=WORLDS)
+def test_small_corpora_are_unchanged(section: TinySection, chat: ChatFormat):
+    """If this fails, the whole corpora changed too: run `etpi lab tiny-bases`, and write the new hashes here."""
+    small = section.model_copy(update={"conversations": 120, "exercises": 40})
+    assert tiny_base.corpus_of(tiny_base.corpus_rows(small, chat)).sha256[:16] == SMALL_CORPORA[section.world]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("section", "chat"), USED, ids=WORLDS)
 def test_shipped_bases_were_trained_on_the_current_corpus(section: TinySection, chat: ChatFormat):
     """If this fails after a change of the corpus, run `etpi lab tiny-bases`."""
     recipe = shipped_bases.find(section, chat)

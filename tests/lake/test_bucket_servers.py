@@ -27,7 +27,7 @@ from etpi_resources.lake.exchange.remote import Diverged, Options, state_of
 from etpi_resources.lake.exchange.removal import collect
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support import buckets
-from tests.support.publications import PAIRS, publish
+from tests.support.small_lake import PAIRS, publish
 
 pytest.importorskip("obstore")
 _FORKS = multiprocessing.get_context("forkserver")

@@ -21,7 +21,7 @@ from etpi_resources.lake.exchange.remote import Diverged, Options, Remote, compa
 from etpi_resources.lake.exchange.removal import collect, remove
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.schemas import from_rows
-from tests.support.publications import PAIRS, publish
+from tests.support.small_lake import PAIRS, publish
 
 obstore = pytest.importorskip("obstore")
 RAW, OTHER = Ref("raw_rollouts", "rollout_set", "s"), Ref("tito_pairs", "experiment", "other")

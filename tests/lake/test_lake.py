@@ -26,7 +26,7 @@ from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, MissingInput
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.process.locks import LockHeld
-from tests.support.publications import PAIRS, publish, turns
+from tests.support.small_lake import PAIRS, publish, turns
 
 
 def failed(message: str = "3 outputs hold a think id; run strip-think") -> CheckOutcome:

@@ -6,7 +6,7 @@ import dagster as dg
 
 from etpi_assets.orchestration.webpage import report_unseen
 from etpi_resources.lake.lake import Lake
-from tests.support.publications import PAIRS, publish
+from tests.support.small_lake import PAIRS, publish
 
 
 def test_versions_that_the_instance_has_never_seen_are_reported_once(tmp_path):

@@ -37,7 +37,7 @@ from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from tests.support import whole_checks
 from tests.support.curation import CurationLake
 from tests.support.docs_pages import stopped
-from tests.support.patches import PATCH
+from tests.support.repositories import PATCH
 
 SPECS = load_specs()
 TEMPLATED = (

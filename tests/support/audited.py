@@ -10,6 +10,7 @@ from typing import Any
 
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.labels import IGNORE_INDEX
+from tests.support.rows import write_lines, write_parquet
 
 TOOL = {
     "type": "function",
@@ -74,14 +75,8 @@ def as_ids(row: Row, chat: ChatFormat) -> Row:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write JSON lines, or parquet by the name."""
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    write = write_parquet if path.suffix == ".parquet" else write_lines
+    return write(path, [dict(row) for row in rows])
 
 
 def verl_rows(rows: Sequence[Row]) -> list[Row]:

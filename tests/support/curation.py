@@ -8,6 +8,7 @@ from typing import Self
 from etpi_assets.asset import Outcome, asset_definitions
 from etpi_assets.resources import Resources
 from etpi_resources.lake.lake import Lake
+from tests.support.graph import write_spec
 
 ASSETS = asset_definitions()
 
@@ -67,9 +68,7 @@ class CurationLake:
         return world
 
     def write(self, kind: str, name: str, text: str) -> None:
-        path = self.folder / "specs" / kind / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_spec(self.folder / "specs", kind, name, text)
 
     def rollout_set(self, name: str, skill: str = "plan_first = 1.0, verbose_think = 0.5", **words: str) -> None:
         text = SET

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.container_engine import IMAGE
+from tests.support.repositories import write_tree
 
 CONFIG = """
 version = "1.0"
@@ -50,10 +51,7 @@ def make_folder(root: Path, name: str = "lines", **changes: str | None) -> Path:
         "solution/out.txt": "1\n2\n3\n",
         **changes,
     }
-    for path, text in files.items():
-        if text is not None:
-            (root / name / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / name / path).write_text(text)
+    write_tree(root / name, files)
     if (root / name / "tests/count.sh").exists():
         (root / name / "tests/count.sh").chmod(0o755)
     return root / name

@@ -1,4 +1,4 @@
-"""Small random Qwen3 models and adapters for tests against servers, with the tiny vocabulary and a chat template."""
+"""Small random Qwen3 models, and adapters of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,33 @@ from etpi_resources.chat.format import ChatFormat
 RANK = 8
 
 
-def make_base(folder: Path, chat: ChatFormat, positions: int = 4096) -> Path:
-    """Two layers of random weights, the tokenizer and template beside them."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def qwen3(vocabulary: int, seed: int = 0, hybrid: bool = False, **changes: Any) -> Any:
+    """Return a model of two layers and 512 positions; `hybrid`: a Qwen3.5, whose first layer keeps a recurrent state.
 
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=chat.vocab_size, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, intermediate_size=128, max_position_embeddings=positions,
-        tie_word_embeddings=True, eos_token_id=chat.end_id, pad_token_id=chat.pad_id, bos_token_id=None,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    `changes` are of its configuration.
+    """
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    if not hybrid:
+        return Qwen3ForCausalLM(Qwen3Config(**shape | changes))
+    linear = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    kinds = ["linear_attention", "full_attention"]
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**shape, "layer_types": kinds, **linear, **changes}))
+
+
+def make_base(folder: Path, chat: ChatFormat, positions: int = 4096) -> Path:
+    """Save a model for servers, with its tokenizer and template."""
+    special = {"eos_token_id": chat.end_id, "pad_token_id": chat.pad_id, "bos_token_id": None}
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": positions}
+    qwen3(chat.vocab_size, **sizes, **special).save_pretrained(folder)
     chat.save(folder)
     return folder
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.rows import write_lines
+
 TOOLS = [
     {
         "type": "function",
@@ -52,6 +54,4 @@ def as_text(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_runs(folder: Path, runs: list[dict[str, Any]]) -> Path:
-    path = folder / "runs.jsonl"
-    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    return path
+    return write_lines(folder / "runs.jsonl", runs)

@@ -34,6 +34,18 @@ cd /workspace/repo
 git apply "/patches/$1" || exit 1
 python3 -m pytest -q -p no:cacheprovider tests
 """
+PATCH = """diff --git a/src/moor.py b/src/moor.py
+index 1..2 100644
+--- a/src/moor.py
++++ b/src/moor.py
+@@ -1,3 +1,6 @@ class Boat:
+     def within(self):
+-        pass
++        return None
++    def tie_{n}(self, rope):
++        return rope
+"""
+"""A patch in the form of CooperBench's features."""
 ISSUE = "`rope` should double and `knot` should add three."
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
@@ -44,6 +56,14 @@ def solved(*features: str) -> dict[str, str]:
     for feature in features:
         files["moor.py"] = files["moor.py"].replace(*SOLVED[feature])
     return files
+
+
+def write_tree(root: Path, files: Mapping[str, str | None]) -> None:
+    """Write the texts of files by path; None: the file is not there."""
+    for path, text in files.items():
+        if text is not None:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
 
 
 OFFLINE = {"grading": {"network": "none"}}
@@ -58,7 +78,7 @@ class Repository:
     ) -> None:
         folder.chmod(0o755)
         self.folder, self.repo, self.tools = folder, folder / "repo", folder / "tools"
-        self._write(self.repo, {**FILES, **(more or {})})
+        write_tree(self.repo, {**FILES, **(more or {})})
         self._git("init", "-q")
         self._git("add", "-A")
         self._git("commit", "-q", "-m", "base")
@@ -67,10 +87,10 @@ class Repository:
 
     def patch(self, before: dict[str, str], after: dict[str, str]) -> str:
         """The diff between two states, as git writes it."""
-        self._write(self.repo, before)
+        write_tree(self.repo, before)
         self._git("add", "-A")
         base = self._git("stash", "create").strip() or "HEAD"
-        self._write(self.repo, after)
+        write_tree(self.repo, after)
         self._git("add", "-A")
         text = self._git("diff", "--cached", base)
         self._git("reset", "-q", "--hard", self.commit)
@@ -83,7 +103,7 @@ class Repository:
         for key in keys:
             if not (root / key).exists():
                 shutil.copytree(self.repo, root / key / "repo")
-                self._write(root / key / "repo", solved("1", "2"))
+                write_tree(root / key / "repo", solved("1", "2"))
                 self._git("checkout", "-q", "-b", "future", at=root / key / "repo")
                 self._git("commit", "-q", "-a", "-m", "solved", at=root / key / "repo")
                 self._git("checkout", "-q", self.commit, at=root / key / "repo")
@@ -172,9 +192,3 @@ class Repository:
         done = subprocess.run(["git", *arguments], cwd=at or self.repo, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (arguments, done.stderr)
         return done.stdout
-
-    @staticmethod
-    def _write(root: Path, files: dict[str, str]) -> None:
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)

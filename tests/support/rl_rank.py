@@ -1,4 +1,4 @@
-"""One rank of a policy update on prepared samples: `python -m tests.support.rl_rank FOLDER`, FOLDER as of `worker_in`.
+"""One rank of policy updates on prepared samples: `python -m tests.support.rl_rank FOLDER`, one worker a folder in it.
 
 Rank 0 writes the trained parameters to `after.safetensors`, and the steps' statistics and log lines to `after.json`.
 """
@@ -17,7 +17,7 @@ from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.policy_link import Fork
 from etpi_resources.trainers.workers import grpo_worker, sharding
 from etpi_resources.trainers.workers.device import Compute
-from etpi_resources.trainers.workers.reporting import Worker
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from tests.support.policy_updates import FixedLink, made_samples
 
 
@@ -56,4 +56,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    for config in sorted(Path(sys.argv[1]).glob(f"*/{CONFIG_FILE}")):
+        main(config.parent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -11,7 +11,6 @@ from etpi_assets.agent.actions import format_action, read_actions
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.lake.schemas import from_rows
-from tests.support.messages import format_message
 
 INSTRUCTION = "`fold_lantern` in `src/harbor/tides.py` should return 7. Partner: `moor_skiff` in src/harbor/quay.py."
 PLAN = "Plan: I'll take fold_lantern in src/harbor/tides.py first, you take src/harbor/quay.py."
@@ -107,3 +106,31 @@ def tasks(*rows: Mapping[str, Any]) -> pa.Table:
 def prompts_of(turns: Any) -> dict[tuple[str, str, int], list[int]]:
     """Return the whole prompt of each turn with ids."""
     return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
+
+
+Quoting = Literal["heredoc", "single", "double"]
+_QUOTE_IN_SINGLE = "'\\''"
+
+
+def format_message(
+    to: str,
+    message: str,
+    quoting: Quoting = "heredoc",
+    *,
+    wait: Literal["before", "after"] | None = None,
+    name: str = "send_message",
+) -> str:
+    """Write the command that sends `message` to `to`, the inverse of `split_command`."""
+    head = f"{name} --wait {to}" if wait == "before" else f"{name} {to}"
+    tail = " --wait" if wait == "after" else ""
+    if quoting == "heredoc":
+        lines = {line.rstrip() for line in message.split("\n")}
+        mark, number = "MSG", 0
+        while mark in lines:
+            number += 1
+            mark = f"MSG{number}"
+        return f"{head} <<'{mark}'{tail}\n{message}\n{mark}"
+    if quoting == "single":
+        return f"{head} '{message.replace(chr(39), _QUOTE_IN_SINGLE)}'{tail}"
+    escaped = "".join("\\" + c if c in '\\"$`' else c for c in message)
+    return f'{head} "{escaped}"{tail}'

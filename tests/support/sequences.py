@@ -7,7 +7,6 @@ import json
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.curation.merge import merge
 from etpi_assets.curation.upweight import RowRule, units_of, validation_units, weigh_pairs, with_split
@@ -15,6 +14,7 @@ from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.schemas import from_rows
+from tests.support.models import qwen3
 
 
 def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
@@ -69,18 +69,13 @@ def conversations(draw):
     return turns
 
 
-def model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).float().eval()
+def random_model(vocabulary: int = 1024, **changes):
+    return qwen3(vocabulary, num_key_value_heads=1, max_position_embeddings=4096, **changes).float().eval()
 
 
 def gradient(sequences, net=None):
     """The full-dataset gradient of sum(w * nll) / sum(w) over (input_ids, labels, weights), as one vector."""
-    net = net or model()
+    net = net or random_model()
     net.zero_grad()
     total = sum(float(weights.sum()) for _, _, weights in sequences)
     for ids_, labels, weights in sequences:

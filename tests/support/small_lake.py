@@ -164,19 +164,21 @@ def checkpoint(checkpoint_id: str, experiment: str, role: str, **more: Any) -> d
     return row | {"path": f"checkpoints/{checkpoint_id}", "wall_seconds": 12.0, "hyperparameters": "{}", **more}
 
 
+def dataset_row(rollout_id: str, agent: str, turn: int, **more: Any) -> dict[str, Any]:
+    row = {
+        "dataset_row_id": f"d-{rollout_id}-{agent}-{turn}", "pair_id": f"{rollout_id}/{agent}/{turn}",
+        "rollout_id": rollout_id, "agent_id": agent, "turn": turn, "task_id": "t1", "repo": "harbor",
+        "teacher": "strong", "split": "train", "weight": 1.0, "copies": 1, "output_tokens": 3,
+        "sequence_id": f"s-{agent}", "span_start": 3 + 5 * turn, "span_end": 6 + 5 * turn,
+    }  # fmt: skip
+    return row | more
+
+
 def dataset(rollout_id: str) -> dict[str, list[dict[str, Any]]]:
-    rows = []
-    for agent in ("agent1", "agent2"):
-        for turn in range(3):
-            rows.append(
-                {
-                    "dataset_row_id": f"d-{rollout_id}-{agent}-{turn}", "pair_id": f"{rollout_id}/{agent}/{turn}",
-                    "rollout_id": rollout_id, "agent_id": agent, "turn": turn, "task_id": "t1", "repo": "harbor",
-                    "teacher": "strong", "split": "val" if agent == "agent2" and turn == 2 else "train",
-                    "weight": 12.0 if turn == 0 else 1.0, "copies": 1, "output_tokens": 3,
-                    "sequence_id": f"s-{agent}", "span_start": 3 + 5 * turn, "span_end": 6 + 5 * turn,
-                }
-            )  # fmt: skip
+    rows = [dataset_row(rollout_id, agent, turn) for agent in ("agent1", "agent2") for turn in range(3)]
+    for row in rows:
+        row["weight"] = 12.0 if row["turn"] == 0 else 1.0
+    rows[-1]["split"] = "val"
     sequence = {"sequence_id": "s-agent1", "split": "train", "rollout_id": rollout_id, "agent_id": "agent1", "rows": 3}
     return {"dataset_rows": rows, "sequences": [{**sequence, **CHAIN, "input_ids": [10, 11, 12, 20, 30, 40]}]}
 
@@ -398,3 +400,25 @@ def _blocked(lake: Lake) -> None:
     )
     note = CheckOutcome("role_balance", True, "0.5 of rows are proposers'", blocking=False)
     put(lake, "upweighted_dataset", "blocked", dataset("r3"), checks=(gate, note))
+
+
+PAIRS = Ref("tito_pairs", "experiment", "plan_first")
+
+
+def turns(count: int, start: int = 0) -> pa.Table:
+    return from_rows(
+        "turns",
+        [
+            {
+                "rollout_id": f"r{i // 4}", "agent_id": "agent1", "turn": i % 4, "output_ids": [i, i + 1],
+                "capture": "native", "suffix_ids": [7, i] if i % 3 else None, "logprobs": [-0.5, -1.25],
+                "content": f"turn {i}",
+            }
+            for i in range(start, start + count)
+        ],
+    )  # fmt: skip
+
+
+def publish(lake: Lake, ref: Ref = PAIRS, rows: int = 5, input_key: str = "k", **options):
+    options = {"inputs": {"raw_rollouts/s": "v1"}, "spec_hash": "h", **options}
+    return lake.publish(ref, {"turns": turns(rows)}, input_key=input_key, **options)

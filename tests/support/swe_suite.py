@@ -7,7 +7,9 @@ from pathlib import Path
 
 from etpi_assets.resources import Resources
 from etpi_resources.lake.lake import Lake
+from tests.support.graph import write_spec
 from tests.support.repositories import Repository
+from tests.support.rows import write_lines
 
 _SUITE = """\
 title = "x"
@@ -57,17 +59,11 @@ def make(
         }
         for n in range(tasks)
     ]
-    data = folder / "rows.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_lines(folder / "rows.jsonl", rows)
     checkouts = repository.checkouts(*(row["instance_id"] for row in rows))
-    texts = {
-        "suites/suite": _SUITE.format(proof=proof, path=json.dumps(str(data)), checkouts=json.dumps(str(checkouts)))
-    }
+    suite = _SUITE.format(proof=proof, path=json.dumps(str(data)), checkouts=json.dumps(str(checkouts)))
+    write_spec(folder / "specs", "suites", "suite", suite)
     for engine in ("reference", "null"):
-        texts[f"rollout_sets/set_{engine}"] = _SET.format(suite="suite", tasks=used or tasks, engine=engine)
-    for name, text in texts.items():
-        file = folder / "specs" / f"{name}.toml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        text = _SET.format(suite="suite", tasks=used or tasks, engine=engine)
+        write_spec(folder / "specs", "rollout_sets", f"set_{engine}", text)
     return Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs", concurrency=2)

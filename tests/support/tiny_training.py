@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from etpi_resources.lake import schemas
 from etpi_resources.prefix_tree import CHAIN
+from tests.support.models import qwen3
 
 VOCABULARY = 64
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -19,14 +19,9 @@ def make_base(folder: Path, seed: int = 0, dtype: str = "float32") -> Path:
     """A random Qwen3 model of two layers and 512 positions, stored in `dtype`, with a tokenizer beside it."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    qwen3(VOCABULARY, seed).to(getattr(torch, dtype)).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2", chat_template=TEMPLATE)
@@ -79,25 +74,9 @@ def naive_sums(model, rows: list[dict]):
 def make_speaking_base(folder: Path, seed: int = 0, hybrid: bool = False) -> Path:
     """A random Qwen3 model of two layers with the tiny vocabulary: it says nothing of sense, in real ids. Hybrid: a
     Qwen3.5, whose first layer keeps a recurrent state."""
-    import torch
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
-
     from etpi_resources.chat.format import load_chat_format
 
     chat = load_chat_format("tiny")
-    torch.manual_seed(seed)
-    shape: Any = {
-        "vocab_size": chat.vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    if hybrid:
-        linear = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
-        linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
-        kinds = ["linear_attention", "full_attention"]
-        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape, layer_types=kinds, **linear))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**shape))
-    model.save_pretrained(folder)
+    qwen3(chat.vocab_size, seed, hybrid).save_pretrained(folder)
     chat.save(folder)
     return folder

@@ -18,7 +18,7 @@ from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES
-from tests.support.small_lake import AT, checkpoint, metric, put, rollout, score, spec
+from tests.support.small_lake import AT, checkpoint, dataset_row, merged, metric, put, rollout, score, spec
 
 HOSTILE = "<script>alert('x')</script>\u202e\x1b"
 WORDS = [f"<{number}>" for number in range(40)] + ["</script>", "\n"] + [f"<{number}>" for number in range(42, 60)]
@@ -80,10 +80,6 @@ def conversation(rollout_id: str, **columns: Any) -> dict[str, list[dict[str, An
     return {"rollouts": [row], "agents": agents, "turns": turns, "messages": messages}
 
 
-def joined(*parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [row for part in parts for row in part[name]] for name in parts[0]}
-
-
 def outcome(verdict: str) -> str:
     capture = {"calls": 6, "turns": 4, "untrained": {"side": 1}, "refused": 1, "joined": 0, "links": {"drift": 2}}
     details = {"features": {"f1": verdict == "passed"}, "output": f"Traceback\n{HOSTILE}", "capture": capture}
@@ -109,12 +105,10 @@ def pairs(rollout_id: str) -> list[dict[str, Any]]:
 def dataset(rollout_id: str, weights: tuple[float, ...]) -> dict[str, list[dict[str, Any]]]:
     """Return rows of as many turns as weights, and one sequence: a root of 3 ids with two branches, in the loss."""
     rows = [
-        {
-            "dataset_row_id": f"{rollout_id}-{number}", "pair_id": f"{rollout_id}/agent1/{number}",
-            "rollout_id": rollout_id, "agent_id": "agent1", "turn": number, "task_id": "t1", "repo": "harbor",
-            "teacher": "strong", "split": "train", "weight": weight, "copies": 1, "output_tokens": 2,
-            "sequence_id": "seq1", "span_start": 3 + 3 * number, "span_end": 5 + 3 * number,
-        }
+        dataset_row(
+            rollout_id, "agent1", number, dataset_row_id=f"{rollout_id}-{number}", weight=weight, output_tokens=2,
+            sequence_id="seq1", span_start=3 + 3 * number, span_end=5 + 3 * number,
+        )
         for number, weight in enumerate(weights)
     ]  # fmt: skip
     sequence = {
@@ -164,7 +158,7 @@ def _rollouts(lake: Lake) -> None:
     side = {"rollout_id": NAMES["dropped"], "agent_id": "agent1", "turn": None, "kind": "side1", "at": AT}
     for index, role in enumerate(("user", "assistant"), 2):
         dropped["messages"].append({**side, "index": index, "role": role, "content": f"side {role} {HOSTILE}"})
-    put(lake, "raw_rollouts", SET, joined(taught, dropped))
+    put(lake, "raw_rollouts", SET, merged(taught, dropped))
     scores = [score(NAMES["teacher"], 1.0, True), score(NAMES["dropped"], 0.0, False) | {"output_tokens": 99}]
     put(lake, "scored_rollouts", SET, {"scores": scores})
     held = {"origin": "eval", "experiment": STUDY, "decoding": "t1", "task_id": "t2", "sample_seed": 0}
@@ -172,7 +166,7 @@ def _rollouts(lake: Lake) -> None:
         lake,
         "eval_rollouts",
         STUDY,
-        joined(
+        merged(
             conversation(NAMES["base"], **held, checkpoint_role="base", outcome=outcome("passed")),
             conversation(NAMES["student"], **held, checkpoint_role="sft", seed=0, outcome=outcome("failed_tests")),
         ),

@@ -19,8 +19,8 @@ from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.lake.lake import Lake, Ref
-from tests.support.patches import PATCH
 from tests.support.recorded_runs import flattened_messages, pair_run, verdict
+from tests.support.repositories import PATCH
 
 RUNS, TASKS = Ref("raw_rollouts", "rollout_set", "cooperbench_logs"), Ref("tasks", "suite", "cooperbench")
 

@@ -56,9 +56,15 @@ def outcome(task: Task, factory) -> Task | RejectedInput:
     return result
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """The folder of the recording that the first test makes."""
+    return tmp_path_factory.mktemp("recorded") / "bubblewrap"
+
+
 @pytest.mark.parametrize("factory", ["bubblewrap", pytest.param("docker", marks=pytest.mark.long)], indirect=True)
-def test_runner_that_installs_is_proven_online_once_and_offline_after(repository, factory, tmp_path):
-    recording = str(tmp_path / "recording")
+def test_runner_that_installs_is_proven_online_once_and_offline_after(repository, factory, recorded):
+    recording = str(recorded.with_name(factory.name))
     without = load(repository, factory, network="none", recording=recording)
     refused = outcome(without, factory)
     assert isinstance(refused, RejectedInput) and refused.reason == "reference_fails", refused
@@ -91,14 +97,13 @@ def test_agents_sandbox_has_no_way_out_under_any_policy(repository, factory, tmp
             assert box.run("pip download iniconfig --retries 0").exit_code != 0
 
 
-def test_code_of_a_patch_finds_the_recording_alone(repository, tmp_path):
+def test_code_of_a_patch_finds_the_recording_alone(repository, recorded):
     """Code of a patch that runs while it is graded, under the policy that lets the suite's own code download."""
     factory = BubblewrapFactory()
-    recording = tmp_path / "recording"
-    task = load(repository, factory, network="index", recording=str(recording))
-    solution = {"agent1": _left(solved("1")), "agent2": _left(solved("2"))}
-    assert cooperbench.FAMILY.judge(task, solution, factory).reward == 1.0  # it records what is missing before
-    before = sorted(recording.rglob("*"))
+    task = load(repository, factory, network="index", recording=str(recorded))
+    if not recorded.exists():  # this test runs alone
+        assert isinstance(outcome(task, factory), Task)
+    before = sorted(recorded.rglob("*"))
     fetch = (
         "import subprocess, sys\n"
         "done = subprocess.run([sys.executable, '-m', 'pip', 'download', 'pycowsay', '--retries', '0'])\n"
@@ -108,10 +113,17 @@ def test_code_of_a_patch_finds_the_recording_alone(repository, tmp_path):
     patched = {**solved("1"), "moor.py": solved("2")["moor.py"] + fetch}
     verdict = cooperbench.FAMILY.judge(task, {"agent1": _left(patched), "agent2": _left(patched)}, factory)
     assert verdict.reward == 0.0 and verdict.verdict == "failed_tests", verdict
-    assert sorted(recording.rglob("*")) == before
+    assert sorted(recorded.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("backend", "tool"), [*((backend, "pip") for backend in BACKENDS), ("flit", "uv")])
+@pytest.mark.parametrize(
+    ("backend", "tool"),
+    [
+        ("setuptools", "pip"),
+        ("flit", "uv"),
+        *(pytest.param(name, "pip", marks=pytest.mark.long) for name in BACKENDS if name != "setuptools"),
+    ],
+)
 def test_every_build_backend_installs_from_the_recording(repository, tmp_path, backend, tool):
     moor, _ = repository
     runner = (PIP if tool == "pip" else UV).replace("python -m pytest -v tests", "python -c 'import moor, pytest'")

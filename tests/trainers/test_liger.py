@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3ForCausalLM
 from transformers.activations import ACT2FN
 from transformers.integrations import liger as integration
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -22,6 +22,7 @@ from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.layer_kernels import fused_layers
 from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
+from tests.support.models import qwen3
 from tests.support.sft import config_of, in_process, worker_in
 from tests.support.tiny_training import learnable, make_base, write
 
@@ -31,12 +32,7 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
 def net(**more: object) -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-        intermediate_size=48, tie_word_embeddings=True, **more,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).to(DEVICE)
+    return qwen3(97, num_hidden_layers=1, num_key_value_heads=1, intermediate_size=48, **more).to(DEVICE)
 
 
 @pytest.mark.skipif(

@@ -5,27 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import pack_samples
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
+from tests.support.sequences import VOCABULARY, random_model
 
 torch.set_num_threads(1)
-VOCABULARY = 32
 Group = list[tuple[list[int], list[int]]]
 """(prompt, sample) of every row."""
 
 
 @pytest.fixture(scope="module")
 def net() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
-    )  # fmt: skip
-    created = Qwen3ForCausalLM(config).float().eval()
+    created = random_model(VOCABULARY)
     add_fused_lm_head(created, outputs=("log_probs", "entropy"))
     assert refuses_trees(created) is None
     return created

@@ -17,8 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop as nop
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
@@ -28,6 +27,7 @@ from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.plan import MicroBatch, make_pass, pack
 from etpi_resources.trainers.workers.tree_attention import RowLayout, refuses_trees, tree_arguments
 from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
+from tests.support.models import qwen3
 from tests.support.sequences import (
     CHAIN,
     FORK,
@@ -38,18 +38,14 @@ from tests.support.sequences import (
     gradient,
     one_by_one,
     pairs_of,
+    random_model,
 )
 
 torch.set_num_threads(1)
 
 
 def model(**changes) -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=True, **changes,
-    )  # fmt: skip
-    net = Qwen3ForCausalLM(config).float().eval()
+    net = random_model(VOCABULARY, **changes)
     add_label_head(net)
     return net
 
@@ -319,12 +315,7 @@ def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
 def test_model_with_recurrent_or_sliding_layers_is_refused():
     sliding = model(layer_types=["sliding_attention", "full_attention"], use_sliding_window=True, sliding_window=8)
     assert "sliding_attention" in (refuses_trees(sliding) or "")
-    config = Qwen3_5TextConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-    )  # fmt: skip
-    assert "linear_attention" in (refuses_trees(Qwen3_5ForCausalLM(config)) or "")
+    assert "linear_attention" in (refuses_trees(qwen3(VOCABULARY, hybrid=True)) or "")
 
 
 def test_model_that_ignores_the_layout_is_refused(monkeypatch):

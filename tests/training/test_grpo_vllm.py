@@ -119,7 +119,9 @@ def test_sharded_policy_is_served_on_the_devices_of_its_trainers_which_it_leaves
     assert all(line["weight_mean"] == pytest.approx(1.0, abs=1e-3) for line in rows(lake, "training_log"))
 
 
-@pytest.mark.parametrize("tuning", [LORA, {}], ids=["an adapter", "all weights"])
+@pytest.mark.parametrize(
+    "tuning", [pytest.param(LORA, id="an adapter", marks=pytest.mark.long), pytest.param({}, id="all weights")]
+)
 def test_servers_generate_rounds_ahead_from_the_weights_of_their_versions(tmp_path, base, tuning):
     lake = prepared(tmp_path, base, **BY_VLLM, **tuning, ahead="1", correction='"token_truncate"')
     outcome = make(tmp_path, lake, "rl_checkpoint")
@@ -182,7 +184,11 @@ def test_server_that_ended_is_named_before_the_round(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "layout", [{**LORA, "placement": '"shared"'}, SHARDED], ids=["an adapter, one process", "sharded over two"]
+    "layout",
+    [
+        pytest.param({**LORA, "placement": '"shared"'}, id="an adapter, one process"),
+        pytest.param(SHARDED, id="sharded over two", marks=pytest.mark.long),
+    ],
 )
 def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base, layout):
     lake = prepared(tmp_path, base, **BY_VLLM, **layout)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -34,9 +36,22 @@ def base(tmp_path_factory) -> Path:
     return make_speaking_base(tmp_path_factory.mktemp("base"))
 
 
-def trained(folder: Path, base: Path, processes: int, resume: int | None = None, **rl) -> tuple[dict, dict]:
-    """Train on prepared samples; return the parameters, and statistics and log."""
-    folder.mkdir(exist_ok=True)
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss": "grpo", "beta": 0.04},
+    "lora": {"loss": "dapo", "beta": 0.04, "tuning": "lora"},
+    "rows": {"loss": "dapo", "rows": True},
+    "forks": {"loss": "grpo", "forks": True, "pass_tokens": 40},
+    "one group": {"loss": "grpo", "group_size": 16},
+    "iterations": {"loss": "grpo", "iterations": 2, "steps": 4},
+    "sharded": {"loss": "dapo", "sharded": True, "steps": 4},
+    "sharded grpo": {"loss": "grpo", "beta": 0.04, "sharded": True},
+    "sharded forks": {"loss": "dapo", "forks": True, "pass_tokens": 40, "sharded": True},
+}
+
+
+def write_worker(folder: Path, base: Path, processes: int, resume: int | None = None, **rl) -> Path:
+    """Write the folder of a worker that trains on prepared samples."""
+    folder.mkdir(parents=True, exist_ok=True)
     layout = {"processes": processes, "accumulate": ROLLOUTS // 4 // processes}
     for switch in ("rows", "forks"):
         if rl.pop(switch, False):
@@ -45,13 +60,31 @@ def trained(folder: Path, base: Path, processes: int, resume: int | None = None,
         rl |= {"sharded": False}
     steps = {"steps": 3, "optimizer": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0}
     worker_in(folder, base, resume=resume, device_batch=4, engine="vllm", **layout, **steps | rl)
-    if processes == 1:
-        rl_rank.main(folder)
-    else:
-        command = [sys.executable, "-m", ranks.MODULE, str(processes), rl_rank.__name__, str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return folder
+
+
+def train_by_two(folder: Path) -> None:
+    """Train the workers below a folder, one after the other, by the same two processes."""
+    command = [sys.executable, "-m", ranks.MODULE, "2", rl_rank.__name__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def trained(folder: Path) -> tuple[dict, dict]:
+    """Return the parameters, and statistics and log."""
     return load_file(folder / "after.safetensors"), json.loads((folder / "after.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def by_two(base, tmp_path_factory) -> dict[str, Path]:
+    """The folder of each case, trained by two processes."""
+    root = tmp_path_factory.mktemp("two")
+    folders = {name: root / ("sharded" if "sharded" in case else "whole") / name for name, case in CASES.items()}
+    for name, folder in folders.items():
+        write_worker(folder, base, 2, **CASES[name])
+    for half in {folder.parent for folder in folders.values()}:
+        train_by_two(half)
+    return folders
 
 
 def most_elements_apart(difference: torch.Tensor, moved: torch.Tensor) -> float:
@@ -63,23 +96,11 @@ def most_elements_apart(difference: torch.Tensor, moved: torch.Tensor) -> float:
     return float(kept.norm() / moved.norm())
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"loss": "grpo", "beta": 0.04},
-        {"loss": "dapo", "beta": 0.04, "tuning": "lora"},
-        {"loss": "dapo", "rows": True},
-        {"loss": "grpo", "forks": True, "pass_tokens": 40},
-        {"loss": "dapo", "forks": True, "pass_tokens": 40, "sharded": True},
-        {"loss": "grpo", "group_size": 16},
-        {"loss": "grpo", "iterations": 2, "steps": 4},
-        {"loss": "dapo", "sharded": True},
-        {"loss": "grpo", "beta": 0.04, "sharded": True},
-    ],
-    ids=lambda case: " ".join(f"{name}={value}" for name, value in case.items()),
-)
-def test_two_processes_take_the_steps_of_one(tmp_path, base, case):
-    (one, seen), (two, seen_by_two) = (trained(tmp_path / str(n), base, n, **case) for n in (1, 2))
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_take_the_steps_of_one(tmp_path, base, by_two, name):
+    case = CASES[name]
+    rl_rank.main(write_worker(tmp_path, base, 1, **case))
+    (one, seen), (two, seen_by_two) = trained(tmp_path), trained(by_two[name])
     start = load_file(base / "model.safetensors")
     assert one.keys() == two.keys()
     moved = {name: one[name] - start.get(name, torch.zeros(())) for name in one}
@@ -102,12 +123,13 @@ def test_two_processes_take_the_steps_of_one(tmp_path, base, case):
         assert {name: other[name] for name in measured} == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_sharded_policy_resumes_to_the_digit(tmp_path, base):
-    case = {"sharded": True, "loss": "dapo", "steps": 4}
-    whole, seen = trained(tmp_path / "run", base, 2, **case)
-    (tmp_path / "run" / "after.safetensors").unlink()
-    resumed, seen_after = trained(tmp_path / "run", base, 2, resume=2, **case)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def test_sharded_policy_resumes_to_the_digit(tmp_path, base, by_two):
+    shutil.copytree(by_two["sharded"], tmp_path / "workers" / "resumed")
+    resumed = write_worker(tmp_path / "workers" / "resumed", base, 2, resume=2, **CASES["sharded"])
+    (resumed / "after.safetensors").unlink()
+    train_by_two(resumed.parent)
+    (whole, seen), (again, seen_after) = trained(by_two["sharded"]), trained(resumed)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert [line["step"] for line in seen_after["log"]] == [1, 2, 3, 4]
     assert [line["loss"] for line in seen_after["log"]] == [line["loss"] for line in seen["log"]]
 

@@ -36,8 +36,7 @@ from etpi_resources.sandboxes import CommandResult, Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.goldens.cases.tasks import world
 from tests.goldens.golden import case
-from tests.support.messages import format_message
-from tests.support.rollouts import agent, planning_pair, rollout, run
+from tests.support.rollouts import agent, format_message, planning_pair, rollout, run
 from tests.support.students import chat_of
 
 TIMES = ("started_at", "wall_seconds", "at")
