@@ -477,7 +477,7 @@ def advantages_of(section: RLSection, groups: Sequence[Sequence[ByAgent]]) -> li
     advantages = [[dict[str | None, float]() for _ in group] for group in groups]
     for agent in {agent for rewards in chain(*groups) for agent in rewards}:
         those = [
-            [(rewards[agent], own) for rewards, own in zip(*pair, strict=True) if agent in rewards]
+            [(rewards[agent], rollout) for rewards, rollout in zip(*pair, strict=True) if agent in rewards]
             for pair in zip(groups, advantages, strict=True)
         ]
         everyone = [reward for reward, _ in chain(*those)]
@@ -486,8 +486,8 @@ def advantages_of(section: RLSection, groups: Sequence[Sequence[ByAgent]]) -> li
             rewards, values = [reward for reward, _ in group], [0.0] * len(group)
             if len(group) > 1:
                 values = group_advantages(rewards, len(group), eps=eps, ddof=ddof, scale=scale is True)
-            for (_, own), value in zip(group, values, strict=True):
-                own[agent] = value / spread
+            for (_, rollout), value in zip(group, values, strict=True):
+                rollout[agent] = value / spread
     return [*chain(*advantages)]
 
 

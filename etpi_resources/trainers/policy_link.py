@@ -407,8 +407,8 @@ class PolicyClient:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answer_of(asked: Future[Any], problem: str) -> Any:
+def _answer_of(request: Future[Any], problem: str) -> Any:
     try:
-        return asked.result()
+        return request.result()
     except LinkBroken as error:
         raise LinkBroken(f"{problem}: {error}") from None
