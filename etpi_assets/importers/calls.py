@@ -200,6 +200,14 @@ def content_text(content: Any, what: str, spec: Spec | None = None) -> str:
     return content if isinstance(content, str) else read_content(content, what, spec).text
 
 
+def result_text(result: Any, what: str, spec: Spec) -> str:
+    """Return a result as text; an object that is no part of a content is JSON. Raises Unreadable as `read_content`."""
+    is_object = isinstance(result, dict) and "type" not in result and _kind_of(result, spec)[0] is None
+    if is_object and {path[0] for path in spec.paths["message"]["media"]}.isdisjoint(result):
+        return json.dumps(result, ensure_ascii=False)
+    return content_text(result, what, spec)
+
+
 def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> Content:
     """Read a message's content: a string, nothing, or parts of text, thoughts, calls and results.
 
@@ -248,12 +256,8 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
                 answered.append((len(calls), result))
             calls.append(read)
         elif kind == "result":
-            value = spec.first("part", "result", part)
-            if isinstance(value, dict) and "type" not in value and _kind_of(value, spec)[0] is None:
-                value = json.dumps(value, ensure_ascii=False)
-            if not isinstance(value, str):
-                value = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
-            results.append((_id(spec.first("part", "result_of", part)), value))
+            text = result_text(spec.first("part", "result", part), f"{what}.content[]", spec)
+            results.append((_id(spec.first("part", "result_of", part)), text))
         elif kind == "json":
             texts.append(json.dumps(spec.first("part", "result", part), ensure_ascii=False))
         elif isinstance(text := part.get("text", text), str):

@@ -156,9 +156,9 @@ def map_tables(columns: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         raise ValueError("map: it names neither `messages`, nor `prompt` and `answer`")
     tables: dict[str, dict[str, Any]] = {}
     for key, path in columns.items():
-        table, slot = MAP_KEYS.get(key, ("roles", path))
-        value = key if table == "roles" else [path] if slot in ("messages", "context") else ["+", path]
-        tables.setdefault(table, {})[slot] = value
+        table, slot = MAP_KEYS.get(key, ("roles", key))
+        more = ["+"] if table != "roles" and slot not in ("messages", "context") else []
+        tables.setdefault(table, {})[slot] = [*more, path]
     return tables
 
 

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from etpi_assets.importers.calls import calls_with_results, parameters_of, read_calls, read_content, read_tools, role_of
+from etpi_assets.importers.calls import (
+    Content,
+    calls_with_results,
+    parameters_of,
+    read_calls,
+    read_content,
+    read_tools,
+    result_text,
+    role_of,
+)
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
@@ -201,7 +210,7 @@ def _unwrapped(raw: dict[str, Any], spec: Spec) -> dict[str, Any]:
     """Return a message with the keys of an object in it that holds the rest (LangChain)."""
     for path in spec.paths["message"].get("wrapper", ()):
         if spec.paths["message"]["role"][0][0] not in raw and isinstance(inner := at(raw, path), dict):
-            raw = {**inner, **{k: v for k, v in raw.items() if k != path[0]}}
+            raw = {**raw, str(path[0]): None, **inner}
     return raw
 
 
@@ -218,7 +227,9 @@ def _read_rest(
     if role == "calls":
         _only_calls(out, got, name, spec, unread)
         return
-    content = read_content(got.get("text"), name, spec, unread)
+    held = got.get("text")
+    is_object = role == "tool" and type(held) is dict
+    content = Content(result_text(held, name, spec)) if is_object else read_content(held, name, spec, unread)
     if not got.keys() & {"text", "calls", "thought"}:
         _refuse_unread_text(raw, spec, name)
     out += [Message("tool", text, result_of=of) for of, text in content.results]  # Anthropic's are in a user's message

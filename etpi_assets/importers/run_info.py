@@ -32,14 +32,6 @@ _INSTANCE = re.compile(
 )
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
-_EXITS = {
-    **dict.fromkeys(("submitted", "submit", "agent", "finish", "finished"), "Submitted"),
-    **dict.fromkeys(("exit_cost", "max_step_limit", "agent_max_step_limit", "abs_step_limit"), "LimitsExceeded"),
-    **dict.fromkeys(("traj_time_limit", "max_iterations"), "LimitsExceeded"),
-    **dict.fromkeys(("exit_context", "token_limit"), "ContextWindowExceeded"),
-    **dict.fromkeys(("exit_error", "exit_environment_error", "exit_api", "llm_query_error", "env_exception"), "Error"),
-    "exit_format": "FormatError",
-}
 
 
 def run_info(
@@ -84,7 +76,7 @@ def run_info(
         numbered = task.isdecimal()
     if task and (scope := first("scope")):
         task = f"{scope}/{task}"
-    ended = spec.data.get("exits", {}).get(ended, ended)
+    ended = exit_name(ended, spec)
     truncated = ended in _TRUNCATED or any(value is True for _, value in values("truncated"))
     settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
     if counted:
@@ -104,8 +96,7 @@ def run_info(
         started_at=to_utc(spec.first("run", "started", row)),
         wall_seconds=number_field(spec.first("run", "seconds", row)),
     )
-    exit_status = None if ended in _TRUNCATED else exit_name(ended)
-    return RunInfo(rollout, first("patch"), exit_status, truncated, numbered)
+    return RunInfo(rollout, first("patch"), None if ended in _TRUNCATED else ended, truncated, numbered)
 
 
 def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
@@ -160,10 +151,10 @@ def outcome_of(reward: float | None) -> dict[str, Any] | None:
     return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "low_reward"}
 
 
-def exit_name(status: str | None) -> str | None:
+def exit_name(status: str | None, spec: Spec | None = None) -> str | None:
     """Map an exit status to etpi's name; an unknown status stays as written."""
     match = _SUBMITTED_ON_EXIT.fullmatch(status or "")
-    return _EXITS.get(match[1] if match else status or "", status)
+    return (spec or base()).exits.get(match[1] if match else status or "", status)
 
 
 def exit_by_action(last_actions: Sequence[Action]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from etpi_assets.importers.calls import count_keys
 from etpi_assets.importers.conversation import Options, fill_agent
@@ -21,6 +21,7 @@ from etpi_assets.importers.run_info import add_usage, imported, sampler_of
 from etpi_assets.importers.source import Unreadable, as_mapping
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
+Node = TypeVar("Node", str, int)
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _MOST_COPIED = 1_000_000
 """Messages of all branches of a file; a file of this size whose branches repeat more was made to exhaust memory."""
@@ -111,7 +112,7 @@ def session_lines(unit: Path, format: str, options: Options) -> list[Mapping[str
     return lines
 
 
-def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[str]]:
+def paths(parents: Mapping[Node, Node | None], turns: Set[Node]) -> Iterator[list[Node]]:
     """Yield the path from a root to each leaf that has a turn of its own, the last leaf first.
 
     Args:
@@ -120,10 +121,10 @@ def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[s
 
     Raises Unreadable: `too_large` if the paths repeat far more messages than a session has.
     """
-    inner, seen, copied = set(parents.values()), set[str](), 0
+    inner, seen, copied = set(parents.values()), set[Node](), 0
     for leaf in reversed([node for node in parents if node not in inner]):
-        path: list[str] = []
-        node: str | None = leaf
+        path: list[Node] = []
+        node: Node | None = leaf
         while node is not None and node in parents and node not in seen:
             seen.add(node)
             path.append(node)

@@ -234,7 +234,9 @@ def to_utc(value: Any) -> datetime | None:
         return None
     try:  # `suppress` would take longer than the rest
         for _ in range(3):  # milliseconds, microseconds, nanoseconds
-            value = value / 1000 if abs(value) >= _SMALLER_FROM else value
+            if abs(value) < _SMALLER_FROM:
+                break
+            value /= 1000
         return datetime.fromtimestamp(value, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -31,10 +31,15 @@ TABLES = {
     "tool": ("list", "function", "name", "parameters", "drop"),
 }
 """Tables of paths -> their slots."""
-_CONSTANTS = ("roles", "kinds", "exits")
+NAMES = {
+    "roles": ("system", "user", "assistant", "tool", "calls", "skip"),
+    "kinds": ("text", "thought", "call", "result", "json", "turn", "media", "skip"),
+    "exits": ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError", "Error"),
+}
+"""Tables of lists of programs' names -> the names that they may stand for."""
 _TOP = (
     *("title", "keeps", "loses", "inputs", "extends", "claims", "files", "rank", "rows", "answers", "bare_calls"),
-    *("columns", "dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("columns", "dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *NAMES, *TABLES),
 )
 
 LISTED = frozenset(("trained", "untrained", "partly", "media"))
@@ -65,7 +70,7 @@ class Spec:
     Attributes:
         data: the TOML with that of the format which it extends.
         trees, paths: of each table; a tree leads from keys to slots, paths from a slot to its places in order.
-        kinds, globs: kinds of parts by name, and by the beginning of a name.
+        roles, kinds, globs, exits: roles, kinds of parts and exit statuses by a program's name, or by its beginning.
     """
 
     name: str
@@ -75,6 +80,7 @@ class Spec:
     roles: Mapping[str, Any]
     kinds: Mapping[str, str]
     globs: Sequence[tuple[str, str]]
+    exits: Mapping[str, str]
     refused: Sequence[tuple[KeyPath, Mapping[str, str]]]
     claimed: Sequence[Sequence[tuple[bool, KeyPath]]]
     plain: Mapping[str, Callable[[tuple[Any, ...]], Sequence[tuple[Any, str]] | None]]
@@ -193,6 +199,7 @@ def compiled(name: str, data: Mapping[str, Any]) -> Spec:
         {key.lower(): role for key, role in data.get("roles", {}).items()},
         {key: kind for key, kind in kinds.items() if not key.endswith("*")},
         [(key[:-1], kind) for key, kind in kinds.items() if key.endswith("*")],
+        data.get("exits", {}),
         [(parse_path(key), rule) for rule in data.get("refuse", ()) for key in rule["any"]],
         [[(not p.startswith("!"), parse_path(p.removeprefix("!"))) for p in claim] for claim in data.get("claims", ())],
         {table: lru_cache(1024)(partial(_plain, tree)) for table, tree in trees.items()},
@@ -249,13 +256,32 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     """Compile a format: one spec, or one for each of its `[[form]]`. Raises ValueError as `compiled`."""
     of = dict(table)
     each = of.pop("form", [{}])
-    if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *_CONSTANTS)):
-        raise ValueError(f"the format {name}: {', '.join((*TABLES, *_CONSTANTS))} are tables")
+    if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *NAMES)):
+        raise ValueError(f"the format {name}: {', '.join((*TABLES, *NAMES))} are tables")
     extended, known = of.get("extends", BASE), sorted(file.stem for file in SHIPPED.glob("*.toml"))
     if extended not in known:
         raise ValueError(f"extends = {extended!r} is none of {', '.join(known)}")
     base = {} if name == BASE else {k: v for k, v in load(extended)[0].data.items() if k not in _OWN}
-    return [compiled(name, _merged(_merged(base, of), form)) for form in each]
+    return [compiled(name, _merged(_merged(base, _expanded(name, of)), _expanded(name, form))) for form in each]
+
+
+def _expanded(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a format as it is merged: NAMES are a program's name -> its meaning, and slots of `none` have no path.
+
+    Raises ValueError: as `compiled`.
+    """
+    out = dict(table)
+    if (run := dict(table.get("run", {}))) and "none" in run:
+        out["run"] = dict.fromkeys(run.pop("none"), []) | run
+    for key, known in NAMES.items():
+        for meaning, spellings in table.get(key, {}).items():
+            if meaning not in known or not isinstance(spellings, list):
+                lists = ", ".join(f"{each} = [...]" for each in known)
+                raise ValueError(
+                    f"the format {name}: {key}.{meaning} is no list of names.{near(meaning, known)} Known: {lists}"
+                )
+        out[key] = {spelling: meaning for meaning, spellings in table.get(key, {}).items() for spelling in spellings}
+    return out
 
 
 _OWN = ("claims", "files", "suffixes", "reader", "title", "keeps", "loses", "inputs", "rank", "rows")

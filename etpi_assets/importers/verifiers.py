@@ -6,7 +6,7 @@ The older results (`prompt` and `completion`) are rows of the format `trl`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, set_ids
@@ -51,7 +51,8 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
 
 def _listed(value: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
     """Return the objects in a list under a key; none if there is no list. Raises Unreadable: `unknown_form`."""
-    return [as_mapping(item, f"{where}, {key}[]") for item in as_list(value.get(key) or [], f"{where}, {key}")]
+    name, items = f"{where}, {key}[]", as_list(value.get(key) or [], f"{where}, {key}")
+    return [as_mapping(item, name) for item in items]
 
 
 def _error(error: Any) -> str:
@@ -69,18 +70,16 @@ def _reward(trace: Mapping[str, Any], where: str) -> float | None:
 def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options) -> list[AgentRecord]:
     """Return an agent for each branch of a trace; messages that branches share are context in all but one."""
     nodes = _listed(trace, "nodes", where)
-    parents = {
-        str(i): str(p) if type(p := node.get("parent")) is int and 0 <= p < i else None for i, node in enumerate(nodes)
-    }
-    turns = {str(i) for i, node in enumerate(nodes) if _is_turn(node)}
+    parents = {i: p if type(p := node.get("parent")) is int and 0 <= p < i else None for i, node in enumerate(nodes)}
+    turns = {i for i, node in enumerate(nodes) if _is_turn(node)}
     calls = _listed(trace, "calls", where)
     finishes = {str(call.get("node")): finish_of(text_field(call, "finish_reason")) for call in calls}
     name = f"{text_field(trace, 'agent', 'name') or 'agent'}{number + 1}"
-    shared: set[str] = set()
+    shared: set[int] = set()
     agents: list[AgentRecord] = []
-    for path in sorted(paths(parents, turns), key=lambda path: int(path[-1])):
-        entries = _entries([(key, nodes[int(key)]) for key in path], shared, finishes, where, options)
-        role = _role([nodes[int(key)] for key in path if key not in shared], f"{where}, nodes")
+    for path in sorted(paths(parents, turns), key=lambda path: path[-1]):
+        entries = _entries(nodes, path, turns - shared, finishes, f"{where}, nodes", options)
+        role = _role([nodes[i] for i in path if i not in shared], f"{where}, nodes")
         shared.update(path)
         branch = f"{name}-branch{len(agents)}" if agents else name
         agent = AgentRecord(branch, "", role or ("branch" if agents else "solo"), "unknown")
@@ -90,7 +89,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
 
 def _role(nodes: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """Return the role that links between the conversations of a harness give to these nodes."""
-    links = [link for node in nodes for link in _listed(node, "semantic_parents", name)]
+    links = [link for node in nodes if node.get("semantic_parents") for link in _listed(node, "semantic_parents", name)]
     return next((role for link in links if (role := _LINKS.get(text_field(link, "type") or ""))), None)
 
 
@@ -99,29 +98,32 @@ def _is_turn(node: Mapping[str, Any]) -> bool:
 
 
 def _entries(
-    path: Sequence[tuple[str, Mapping[str, Any]]],
-    shared: set[str],
+    nodes: Sequence[Mapping[str, Any]],
+    path: Sequence[int],
+    trained: Set[int],
     finishes: Mapping[str, str | None],
-    where: str,
+    name: str,
     options: Options,
 ) -> list[Message]:
+    """Read the messages of the nodes on a path; those in `trained` are turns."""
     entries: list[Message] = []
     before: list[int] = []
     spec = load("verifiers")[0]
-    for key, node in path:
-        name, messages = f"{where}, nodes[{key}]", list[Message]()
-        read_message(node.get("message"), messages, f"{where}, nodes", int(key), spec, options.unread)
-        ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
+    for i in path:
+        node, messages = nodes[i], list[Message]()
+        read_message(node.get("message"), messages, name, i, spec, options.unread)
         time = to_utc(node.get("timestamp"))
         for entry in messages:
             entry.time = time
             if entry.role == "assistant":
-                entry.trained = _is_turn(node) and key not in shared
-                entry.finish = finishes.get(key)
-        if messages and messages[-1].trained and messages[-1].role == "assistant" and ids:
-            mask = as_list(node.get("mask"), f"{name}.mask")
-            start = next((i for i, sampled in enumerate(mask) if sampled), len(ids))
-            set_ids(messages[-1], [*before, *ids[:start]], ids[start:], node.get("logprobs"), name)
-        before += ids
+                entry.trained, entry.finish = i in trained, finishes.get(str(i))
         entries += messages
+        if ids := node.get("token_ids"):
+            of_node = f"{name}[{i}]"
+            as_list(ids, f"{of_node}.token_ids")
+            if messages and messages[-1].trained and messages[-1].role == "assistant":
+                mask = as_list(node.get("mask"), f"{of_node}.mask")
+                start = next((at for at, sampled in enumerate(mask) if sampled), len(ids))
+                set_ids(messages[-1], [*before, *ids[:start]], ids[start:], node.get("logprobs"), of_node)
+            before += ids
     return entries

@@ -21,9 +21,11 @@ from tests.support import sessions
 from tests.support.recorded_runs import bare_list
 from tests.support.rows import (
     atif_document,
+    autogen_state,
     bedrock_row,
     chat,
     completion_row,
+    goose_lines,
     openhands_row,
     openhands_typed_row,
     taubench_row,
@@ -34,12 +36,20 @@ from tests.support.rows import (
 )
 
 USER, ANSWER = {"role": "user", "content": "Moor?"}, {"role": "assistant", "content": "Moored."}
+TALK = [("user", None, "Moor?"), ("assistant", 0, "Moored.")]
 TURNS = [
     ("user", None, "Moor the boat."),
     ("assistant", 0, "I look."),
     ("tool", 0, "moor.py"),
     ("assistant", 1, "Moored."),
 ]
+
+
+def langchain(name: str, text: str) -> dict[str, Any]:
+    """LangChain: a message as `dumpd` writes it."""
+    of = {"HumanMessage": "human", "AIMessage": "ai"}[name]
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name],
+            "kwargs": {"content": text, "type": of, "id": "m1"}}  # fmt: skip
 
 
 def talk(item: Any) -> list[tuple[str, int | None, str]]:
@@ -70,7 +80,23 @@ def unread(tmp_path: Path, rows: list[Any], **options: Any) -> dict[str, tuple[s
         ("completion_log", [{"messages": chat()[:2], "response": "Moored."}], [TURNS[0], ("assistant", 0, "Moored.")],
          ("a.jsonl, row 0", None, None)),
         ("taubench", [taubench_row()], [*TURNS, ("user", 1, "Moor the boat."), ("assistant", 2, "Moored.")],
-         ("3", 1.0, None)),
+         ("a.jsonl:3", 1.0, None)),
+        ("completion_log", [{"id": "o7", "input": {"messages": [USER], "tools": []}, "output": ANSWER, "model": "m"}],
+         TALK, ("o7", None, "m")),
+        ("completion_log", [{"input": [USER], "output": ANSWER}], TALK, ("a.jsonl, row 0", None, None)),
+        ("completion_log", [{"attributes": {"llm": {"input_messages": [{"message": USER}], "model_name": "m",
+                                                    "output_messages": [{"message": ANSWER}]}}}],
+         TALK, ("a.jsonl, row 0", None, "m")),
+        ("goose", goose_lines(), TURNS, ("a.jsonl, row 1", None, None)),
+        ("goose", [{"working_dir": "/x", "conversation": goose_lines()[1:]}], TURNS, ("a.jsonl, row 0", None, None)),
+        ("autogen", [autogen_state()], [TURNS[0], ("assistant", 0, ""), *TURNS[2:]], ("a.jsonl, row 0", None, None)),
+        ("messages", [{"turns": [USER, ANSWER], "score": 0.5}], TALK, ("a.jsonl, row 0", 0.5, None)),
+        ("messages", [{"conversation": [USER, {**ANSWER, "role": "agent"}], "item_id": "quay_3"}], TALK,
+         ("quay_3", None, None)),
+        ("sharegpt", [{"conversation": [{"from": "human", "value": "Moor?"}, {"from": "bot", "value": "Moored."}],
+                       "item_id": 4}], TALK, ("a.jsonl:4", None, None)),
+        ("messages", [{"messages": [langchain("HumanMessage", "Moor?"), langchain("AIMessage", "Moored.")]}], TALK,
+         ("a.jsonl, row 0", None, None)),
         ("messages", [chat()], TURNS, ("a.jsonl, row 0", None, None)),
         ("sharegpt", [{"from": "human", "value": "Moor the boat."}, {"from": "gpt", "value": "Moored."}],
          [TURNS[0], ("assistant", 0, "Moored.")], ("a.jsonl, row 0", None, None)),
@@ -81,7 +107,7 @@ def test_rows_of_a_format_are_read_as_these_turns(
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", rows)
     assert detect(path) == format
-    (item,) = read(path)
+    (item,) = [item for item in read(path) if getattr(item, "reason", "") != "not_a_rollout"]
     assert talk(item) == turns
     assert (item.task_id, (item.outcome or {}).get("reward"), item.teacher) == facts
     assert all(turn.parse_error is None for turn in item.agents[0].turns)
@@ -93,6 +119,24 @@ def test_calls_and_schemas_of_every_format_have_the_normal_form(tmp_path: Path, 
     (call,) = item.agents[0].messages[-3].tool_calls
     assert call == {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
     assert all(schema["function"]["parameters"] == {"type": "object"} for schema in item.tools or ())
+
+
+def test_object_that_a_tool_returned_is_json_unless_it_shows_media(tmp_path: Path) -> None:
+    call = {**ANSWER, "content": None, "tool_call": {"name": "look", "arguments": {"at": "quay"}}}
+    rows = [
+        {"messages": [USER, call, {"role": "tool", "content": held}, ANSWER]}
+        for held in ({"depth": 3}, {"image": "a.png"})
+    ]
+    item, refused = read(write_lines(tmp_path / "a.jsonl", rows))
+    assert talk(item)[1:3] == [("assistant", 0, ""), ("tool", 0, '{"depth": 3}')]
+    assert item.agents[0].messages[1].tool_calls[0]["function"] == {"name": "look", "arguments": {"at": "quay"}}
+    assert refused.reason == "non_text_content"
+
+
+def test_task_and_instructions_in_a_row_of_tau_bench_stop_no_import(tmp_path: Path) -> None:
+    info = {"task": {"instruction": "You are Mia, and want to moor.", "outputs": []}, "reward_info": {"r_actions": 1.0}}
+    rows = [{**taubench_row(), "info": {**info, "ok": n % 2 == 0}, "task_id": n} for n in range(4)]
+    assert unread(tmp_path, rows) == {}
 
 
 SCHEMA = tool("run", cmd="string")
@@ -376,7 +420,7 @@ def test_format_of_the_user_is_a_file_of_paths(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "specs/formats/log_of_mine.toml"
     file.write_text(
         'claims = [["a.talk"]]\n[run]\nmessages = ["a.talk"]\nreward = ["+", "won"]\n[message]\nrole = ["who"]\n'
-        'text = ["said"]\n[roles]\nskipper = "assistant"\n'
+        'text = ["said"]\n[roles]\nassistant = ["skipper"]\n'
     )
     monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
     rows = [{"a": {"talk": [{"who": "user", "said": "Moor?"}, {"who": "Skipper", "said": "Moored."}]}, "won": "yes"}]
@@ -391,6 +435,10 @@ def test_format_of_the_user_is_a_file_of_paths(tmp_path: Path, monkeypatch: pyte
     file.write_text("[mesage]\n")
     with pytest.raises(ValueError, match=r"log_of_mine.toml.*mesage.*'message'"):
         detect(path)
+    for names in ('assistent = ["skipper"]', 'skipper = "assistant"'):
+        file.write_text(f"[roles]\n{names}\n")
+        with pytest.raises(ValueError, match=r"log_of_mine.toml: .*roles.\w+ is no list.* assistant = "):
+            detect(path)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ from tests.support.rows import (
     OTHERS,
     ROWS,
     atif_document,
+    autogen_state,
     chat,
+    goose_lines,
     messages_row,
     openhands_row,
     openhands_typed_row,
@@ -782,6 +784,8 @@ def test_an_empty_file_is_accounted_for(tmp_path: Path) -> None:
 IDS, SPANS = conversation_ids()
 SAMPLES: dict[str, list[Any]] = {
     **{name: [row, *OTHERS.get(name, [])] for name, row in ROWS.items()},
+    "autogen": [autogen_state()],
+    "goose": goose_lines(),
     "mistral_vibe": vibe_rows(),
     "trl": [trl_row(IDS, SPANS), ROWS["trl"], *OTHERS["trl"]],
     "tito": [

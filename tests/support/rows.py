@@ -343,6 +343,34 @@ def vibe_rows() -> list[dict[str, Any]]:
     return [{**m, "message_id": f"m{i}"} if i else m for i, m in enumerate(chat())]
 
 
+def goose_lines() -> list[Any]:
+    """Goose: a line of facts, then messages whose parts are calls and results."""
+    call = {"status": "success", "value": {"name": "developer__shell", "arguments": {"command": "ls"}}}
+    result = {"status": "success", "value": [{"type": "text", "text": "moor.py"}]}
+    contents = [
+        [{"type": "text", "text": "Moor the boat."}],
+        [{"type": "text", "text": "I look."}, {"type": "toolRequest", "id": "c1", "toolCall": call}],
+        [{"type": "toolResponse", "id": "c1", "toolResult": result}],
+        [{"type": "text", "text": "Moored."}],
+    ]
+    roles = ("user", "assistant", "user", "assistant")
+    messages = [{"role": r, "created": 1_750_000_000 + i, "content": contents[i]} for i, r in enumerate(roles)]
+    return [{"working_dir": "/x", "description": "moor", "message_count": 4}, *messages]
+
+
+def autogen_state() -> dict[str, Any]:
+    """AutoGen: the messages of a model's context, whose calls and results have no type."""
+    call = {"id": "c1", "arguments": '{"command": "ls"}', "name": "bash"}
+    result = {"content": "moor.py", "name": "bash", "call_id": "c1", "is_error": False}
+    messages = [
+        {"content": "Moor the boat.", "source": "user", "type": "UserMessage"},
+        {"content": [call], "thought": None, "source": "mate", "type": "AssistantMessage"},
+        {"content": [result], "type": "FunctionExecutionResultMessage"},
+        {"content": "Moored.", "thought": None, "source": "mate", "type": "AssistantMessage"},
+    ]
+    return {"type": "AssistantAgentState", "version": "1.0.0", "llm_context": {"messages": messages}}
+
+
 ROWS = {
     "bedrock": bedrock_row(),
     "completion_log": completion_row(),

@@ -76,6 +76,8 @@ def written(folder: Path, format: str) -> Path:
     """Write the sample of a format."""
     mapped = {"a": {"talk": [{"who": "user", "said": ["Moor."]}, {"who": "ai", "said": ["Moored."]}]}, "won": "1"}
     samples: dict[str, list[Any]] = {
+        "autogen": [rows.autogen_state()],
+        "goose": rows.goose_lines(),
         "mistral_vibe": rows.vibe_rows(),
         **{name: [row, *OTHERS.get(name, [])] for name, row in ROWS.items()},
         "trl": [rows.trl_row(*conversation_ids()), ROWS["trl"], *OTHERS["trl"]],
@@ -138,7 +140,7 @@ FORMATS = (
     ),
     *("mini_swe_agent", "nemo_gym", "openai_batch", "openhands", "qwen_code", "r2e_gym", "sharegpt", "swe_agent"),
     *("tau2", "tito", "trl", "verifiers", "verl"),
-    *("bedrock", "completion_log", "mistral_vibe", "taubench", "vercel_ai"),
+    *("autogen", "bedrock", "completion_log", "goose", "mistral_vibe", "taubench", "vercel_ai"),
 )
 ROW_FORMATS = ("mapped", "messages", "openhands", "r2e_gym", "sharegpt", "tito", "trl", "verl")
 
