@@ -45,12 +45,17 @@ def unknown_row(source: DetectionInput) -> str:
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     texts = ((key, json.dumps(value, ensure_ascii=False, default=str)) for key, value in list(row.items())[:_VALUES])
     values = ", ".join(f"{key} = {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'}" for key, text in texts)
-    near = _prompt(row) or f"{_nearest(row)}{_map(row)}"
+    prompt, answer = _prompt(row)
+    near = f"{_nearest(row)}{_map(row)}"
+    if prompt and answer:
+        near = f"`{prompt}` holds messages that `{answer}` answers: --map prompt={prompt},answer={answer}"
+    elif prompt:
+        near += f"; `{prompt}` of this row is without an answer, as for training by reward"
     return f"its first row has {keys or 'no keys'} ({values}); {near}"
 
 
-def _prompt(row: Row) -> str:
-    """Return what to do with a column of messages that ends before the model's; empty if there is none."""
+def _prompt(row: Row) -> tuple[str | None, str | None]:
+    """Return the column whose messages are all of the system and the user, and the one with the model's, if any."""
     roles = {
         key: {base().roles.get(message.get("role")) for message in value}
         for key, value in row.items()
@@ -58,9 +63,7 @@ def _prompt(row: Row) -> str:
     }
     prompt = next((key for key, of_key in roles.items() if of_key <= {"system", "user"}), None)
     answer = next((key for key, of_key in roles.items() if "assistant" in of_key), None)
-    if prompt and answer:
-        return f"`{prompt}` holds messages that `{answer}` answers: --map prompt={prompt},answer={answer}"
-    return f"`{prompt}` holds messages without an answer, as for training by reward" if prompt else ""
+    return prompt, answer
 
 
 def _map(row: Row) -> str:

@@ -113,8 +113,9 @@ def test_prompts_beside_their_answers_or_without_any_are_told_apart(tmp_path, ro
     with pytest.raises(ValueError, match="no known format") as raised:
         detect(write_lines(tmp_path / "a.jsonl", [row]))
     text = str(raised.value)
-    assert expected in text and "so call it" not in text
+    assert expected in text
     if expected.startswith("--map"):
+        assert "so call it" not in text
         columns = expected.removeprefix("--map ")
         item = read(tmp_path, row, columns)
         assert isinstance(item, RolloutRecord)
