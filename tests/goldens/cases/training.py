@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -185,8 +184,8 @@ def grpo_step(**section: Any) -> dict[str, Any]:
     kept = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/region_mean", "completions/mean_length")
     return {
         "gradient": gradient,
-        "logprobs": np.frombuffer(statistics.logprobs, dtype="<f4"),
-        "entropies": np.frombuffer(statistics.entropies, dtype="<f4"),
+        "logprobs": statistics[0],
+        "entropies": statistics[1],
         "log": {name: history[name] for name in kept if name in history},
         "gaps": list(trainer.gaps),
         "weights": list(trainer.weights),
