@@ -1,11 +1,11 @@
 """Replace the values that tests expect by holes, which record what they are compared with; the host compares.
 
 An assertion becomes a call of a function that `pytest_recorder` defines, so no hole flows into tested code:
-`assert f(x) == 8` becomes `assert __hole__("key", (f(x)))`, which records the value and is true; of a truth its boolean
-value is recorded. A name is replaced
-too (by an opaque cell) if it is bound to literals and every read of it is an expected value: columns of parametrize,
-loops over literal rows, constants of the module, fixtures of one line. Comments, messages, docstrings and explicit ids
-of parameters are withheld; lines keep their numbers. `values` compares what was recorded.
+`assert f(x) == 8` becomes `assert __hole__("key", (f(x)))`, which records the value and is true; `assert f(x)` records
+whether it is true. A name is replaced too (by an opaque cell) if it is bound to literals and every read of it is an
+expected value: columns of parametrize, loops over literal rows, constants of the module, fixtures of one line.
+Comments, messages, docstrings and explicit ids of parameters are withheld; lines keep their numbers. `values` compares
+what was recorded.
 """
 
 from __future__ import annotations
