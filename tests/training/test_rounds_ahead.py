@@ -33,8 +33,10 @@ torch.set_num_threads(1)
 CORRECTED = {"correction": '"token_truncate"'}
 LONG = {
     "agent": '{prompt = "terminal_tiny", max_steps = 4, max_tokens = 12, temperature = 0.9}',
-    "max_response_tokens": "900", "rewards": '[{function = "overlong", params = {limit = 100, buffer = 100}}]',
-}  # fmt: skip
+    "max_response_tokens": "900",
+    # Varies with every token: turns of an untrained policy are almost all as long as they may be.
+    "rewards": '[{function = "conciseness_unhardened", params = {free = 0, scale = 1000}}]',
+}
 
 
 @pytest.fixture(scope="module")
