@@ -35,6 +35,7 @@ OF_TRAINING = ("torch", "functorch", "trl", "peft", "accelerate", "datasets", "p
 """Modules that only the extra `train` installs, directly or not."""
 WITHOUT = f"""import sys
 sys.modules.update(dict.fromkeys({OF_TRAINING}))  # an import of a module that is None fails
+del sys.modules["pandas"]  # pyarrow would use None
 from etpi.cli import main
 print([main(words.split()) for words in sys.argv[1:]])
 """
