@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all run rehearse status export \
-  ui view docs docs-site goldens test test-all ci test-long lint types style bench gpu-check gpu-run clean
+  ui view docs docs-site goldens test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -156,9 +156,6 @@ test: setup lint  ## lint and the tests that catch what matters (8 minutes)
 
 test-all: setup consumers mitmproxy  ## every other test but those of test-long, and properties with more examples (45 minutes)
 	@$(PYTEST) -m "not long and (not quick or hypothesis)"
-
-ci: setup consumers mitmproxy lint  ## what test and test-all run, in one session that collects the tests and tries properties once
-	@$(PYTEST) -m "not long"
 
 test-long: setup consumers mitmproxy  ## commands of docs pages, three machines, vLLM, 100 kills, 30 minutes of failing servers, rehearsals (hours)
 	@ETPI_TEST_CLUSTER=1 $(BIN)/python -m pytest -m long
