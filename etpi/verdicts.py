@@ -16,7 +16,7 @@ from etpi_assets.planning.planner import set_of
 from etpi_assets.reports.tainted import line
 from etpi_assets.resources import Resources
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.scoring.judging import Bench, Judging, Planned, judge_all
+from etpi_assets.scoring.judging import Bench, Judging, Planned
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import assets as training
@@ -53,16 +53,20 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
         of_asset: Judging = judging(run, Input(run, source))
         if of_asset.suite is None:
             continue
-        bench = of_asset.bench(read_tasks(run.read("tasks", "tasks", key=of_asset.suite)))
-        plan, _ = of_asset.plan(bench, set(task_ids) or None)
+        tasks, only = [*read_tasks(run.read("tasks", "tasks", key=of_asset.suite))], set(task_ids) or None
+        plan, _ = of_asset.plan(bench := of_asset.bench(tasks), only)
         reports.append(_figures(asset, bench, plan))
         if not as_json:
             print(_plan_line(reports[-1]))
         if dry_run or bench is None or not plan.work:
             continue
-        if task_ids:
-            for work, result in judge_all(bench, plan):
-                print(f"  {work.rollout_id} {work.task_id}: {result['verdict']}, reward {result['reward']}")
+        if only:
+            judged = of_asset.judged(tasks, only)
+            last = [rows[-1] for work in plan.work if (rows := judged.later.get(work.rollout_id))]
+            for row in last:
+                print(f"  {row['rollout_id']} {row['task_id']}: {row['verdict']}, reward {row['reward']}")
+            for reason, count in (judged.plan.refused - plan.refused).items():
+                print(f"  not judged: {count:,} {reason}")
             continue
         outcome = asset_definitions()[asset].execute(name, resources, _say, again=True)
         reports[-1] |= {"done": outcome.manifest.notes}

@@ -300,10 +300,10 @@ class Judging:
         chosen = [row for row in rows if only is None or row["task_id"] in only]
         return planned(chosen, bench, self.recorded(), later, self._answers()), later
 
-    def judged(self, tasks: Iterable[Task]) -> Judged:
-        """Judge what the present judge has not judged, and return all later verdicts."""
+    def judged(self, tasks: Iterable[Task], only: Collection[str] | None = None) -> Judged:
+        """Judge what the present judge has not judged, of all tasks or of `only` these; return all later verdicts."""
         run, bench = self.run, self.bench(tasks)
-        plan, later = self.plan(bench)
+        plan, later = self.plan(bench, only)
         if bench and plan.work:
             try:
                 self.run.resources.sandboxes(self.kind or "").check()

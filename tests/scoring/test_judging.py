@@ -19,7 +19,7 @@ from etpi_assets.planning.planner import plan
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
-from etpi_assets.scoring.judging import RECORDED, Bench, planned, with_verdicts
+from etpi_assets.scoring.judging import RECORDED, Bench, Judging, Planned, planned, with_verdicts
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
@@ -135,6 +135,24 @@ def test_dry_run_says_what_would_be_judged_and_judges_nothing(
     rejudge("little", (), dry_run=True, as_json=True)
     (figures,) = json.loads(capsys.readouterr().out.split("\n", 2)[2])
     assert figures["seconds"] > 0  # one verdict was measured
+
+
+def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged_ids = raise_judge(monkeypatch, 98)
+    unproved = {row["task_id"] for row in verdicts(resources)[:1]}
+
+    def proved(self: Judging, bench: Bench, plan: Planned) -> Bench:
+        refused = [work for work in plan.work if work.task_id in unproved]
+        plan.refused += Counter({"task_unproved": len(refused)})
+        plan.work = [work for work in plan.work if work not in refused]
+        return bench
+
+    monkeypatch.setattr(Judging, "_proved", proved)
+    ids = [row["task_id"] for row in verdicts(resources)]
+    rejudge("little", ids, dry_run=False, as_json=False)
+    assert sorted(judged_ids) == sorted({*ids} - unproved) and "1 task_unproved" in capsys.readouterr().out
 
 
 def test_state_of_a_raised_judge_is_outdated_and_runs_no_model(
