@@ -24,6 +24,7 @@ from etpi_assets.specs.training import RLSection
 from etpi_assets.training import checkpoints
 from etpi_assets.training.checkpoints import GrpoReport, TrainingRequest, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
+from etpi_assets.training.forests import agents_of
 from etpi_assets.training.rounds import (
     RewardedSample,
     RLEnvironment,
@@ -335,11 +336,20 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
         names, values = ("policy_logprobs", "entropies", "teacher_logprobs"), () if statistics is None else statistics
         by_token: dict[str, Any] = dict(zip(names, values, strict=False))
         if len(values) == 3:
-            section, gap = requests[record.seed or 0].section, float(np.mean(values[2] - values[0]))
-            by_token["token_advantage"] = section.distil_weight * gap + section.outcome_weight * sample.advantage
+            by_token["token_advantage"] = token_advantage(requests[record.seed or 0].section, sample, record, values[2])
         samples.append(columns | by_token | key)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
+
+
+def token_advantage(section: RLSection, sample: RewardedSample, record: RolloutRecord, teacher: np.ndarray) -> float:
+    """Return the mean of the advantages of a rollout's tokens, as `PolicyTrainer` gives them in `opd`."""
+    sampled = [p for agent in agents_of(record) for turn in agent.turns for p in turn.logprobs or ()]
+    whole = sample.advantage
+    if sample.agent_advantages:
+        whole = float(np.average(sample.agent_advantages, weights=sample.agent_tokens))
+    gap = float(np.mean(teacher, dtype=np.float64) - np.mean(sampled))
+    return section.distil_weight * gap + section.outcome_weight * whole
 
 
 def _relabelled(record: RolloutRecord, request: GrpoRequest) -> RolloutRecord:

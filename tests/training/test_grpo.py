@@ -21,7 +21,9 @@ import torch
 
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH
+from etpi_assets.specs.training import RLSection
 from etpi_assets.training import assets, grpo
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.slots import Slots
 from etpi_resources.lake.catalog import build, connect
@@ -276,6 +278,22 @@ def test_distillation_weights_the_gradient_of_each_token_by_the_teacher(tmp_path
     ((gap, tokens),) = trainer.teacher_gaps
     assert gap / tokens == pytest.approx(float(-(torch.cat(scores) + 7).mean()), abs=1e-3)
     assert trainer.seconds["teacher"] > 0
+
+
+@pytest.mark.parametrize(("rewards_of_agents", "wanted"), [([], 0.5 * 2.0), ([1.0, 5.0], 0.5 * (1.0 + 2 * 5.0) / 3)])
+def test_recorded_advantage_of_tokens_is_the_mean_of_those_that_trained(rewards_of_agents, wanted):
+    section = RLSection.model_validate(
+        {"method": "opd", "teacher": "checkpoint:t", "suite": "s", "distil_weight": 3.0, "outcome_weight": 0.5,
+         "rewards": [{"function": "outcome"}]}
+    )  # fmt: skip
+    sample: Any = SimpleNamespace(advantage=2.0, agent_advantages=rewards_of_agents, agent_tokens=[1, 2])
+    agents = [
+        AgentRecord(name, "", "solo", "Submitted", [Turn(0, "", [1], [2] * len(logprobs), logprobs)])
+        for name, logprobs in {"agent1": [-1.0], "agent2": [-2.0, -3.0]}.items()
+    ]
+    record = RolloutRecord("r", "rl", "s", "t", "repo", agents)
+    teacher = np.array([-1.0, -1.0, -1.0], dtype="<f4")
+    assert grpo.token_advantage(section, sample, record, teacher) == pytest.approx(3.0 * (2.0 - 1.0) + wanted)
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
