@@ -138,7 +138,7 @@ def demo(rebuild: tuple[str, ...]) -> int:
     code = commands.compare(DEMO_EXPERIMENTS, rebuild)
     click.echo(
         "CPUs round differently. On those seen so far, solved at t1 was 0.85 to 0.98 after the strong teacher, and "
-        "follow_through at t1 0.13 to 0.23 after the weak one (docs/install.md)."
+        "follow_through at t1 0.11 to 0.23 after the weak one (docs/install.md)."
     )
     return code
 
