@@ -16,7 +16,6 @@ from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.trajectories.rollout_checks import (
-    MOST_DRIFT,
     capture_figures,
     captures_outcome,
     count_figures,
@@ -261,7 +260,7 @@ def test_drift_is_counted_and_bounded():
         for turns in (grown, once, [*once, ([1], [2])])
     ]
     assert [outcome.passed for outcome in outcomes] == [True, True, False]
-    assert [outcome.figures["with_drift"] for outcome in outcomes] == [0, 1, 2] and MOST_DRIFT == 0.1
+    assert [outcome.figures["with_drift"] for outcome in outcomes] == [0, 1, 2]
     assert [outcome.figures["later_turns"] for outcome in outcomes] == [10, 10, 11]
     assert drift_bounded(([1], [2]), ([3], [4]), capture="retokenised").passed, "no model read these prompts"
 
