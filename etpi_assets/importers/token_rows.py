@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from etpi_assets.importers.calls import listed
@@ -116,28 +116,6 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
     seen = masks.pop("attention_mask", None) or [1] * len(ids)
     labels = [t if all(of_id) else IGNORE_INDEX for t, *of_id in zip(labels, *masks.values(), strict=True)]
     return [t for t, s in zip(ids, seen, strict=True) if s], [w for w, s in zip(labels, seen, strict=True) if s]
-
-
-def unpacked(row: Any) -> list[Any]:
-    """Return the conversations of a row of ids that a trainer packed, each as a row.
-
-    They begin by `seq_lengths` (TRL), where `position_ids` begin again, or by their numbers in `attention_mask`
-    (LLaMA-Factory's `neat_packing`).
-    """
-    ids = row.get("input_ids") if isinstance(row, Mapping) else None
-    if not isinstance(ids, list):
-        return [row]
-    positions, seen = row.get("position_ids") or (), row.get("attention_mask") or ()
-    starts = [*accumulate(row.get("seq_lengths") or ())][:-1]
-    padding = next((i for i, token in enumerate(ids) if token != ids[0]), 0)
-    starts = starts or [i for i, after in enumerate(pairwise(positions)) if i > padding and after == (0, 1)]
-    starts = starts or [i + 1 for i, (before, after) in enumerate(pairwise(seen)) if after > before > 0]
-    if not starts:
-        return [row]
-    columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
-    if seen:
-        columns["attention_mask"] = [int(number > 0) for number in seen]
-    return [{key: value[a:b] for key, value in columns.items()} for a, b in pairwise([0, *starts, len(ids)])]
 
 
 def _turn_spans(ids: Sequence[int], labels: Sequence[int], chat: ChatFormat) -> list[tuple[int, int]]:
