@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -136,10 +137,11 @@ def label_checks(
     counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat, gates: GatesSection
 ) -> list[CheckOutcome]:
     """Return the verdicts over labels against the template, the recorded text, offered tools and results of calls."""
+    names = ", ".join(f"{name} {n}" for name, n in Counter(counted["tools"]["names"]).most_common(3))
     return [
         labels_outcome(counted["template"], chat, gates.turns_lost, native=section.capture == "native"),
         recorded_text.text_outcome(counted["text"]),
-        recorded_text.tools_outcome(counted["tools"]),
+        judged("tools_offered", counted["tools"], names=names),
         judged("calls_answered", counted["results"]),
     ]
 

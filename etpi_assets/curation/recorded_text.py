@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import judged, outcome
+from etpi_assets.checks import outcome
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
@@ -193,9 +193,3 @@ def tool_figures(
             unoffered.update(strange)
             figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
     return figures | {"names": dict(unoffered)}
-
-
-def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
-    names = ", ".join(f"{name} {n}" for name, n in Counter(counted["names"]).most_common(3))
-    return judged("tools_offered", counted, names=names)

@@ -194,8 +194,7 @@ def _messages(sample: Mapping[str, Any]) -> Any:
 
 def _grade(value: Any) -> float | None:
     """Return the value of a score as a number: letters and words as Inspect reads them."""
-    letter = _GRADES.get(value.strip()) if isinstance(value, str) else None
-    return reward_of("score", value) if letter is None else letter
+    return reward_of("score", _GRADES.get(value.strip(), value) if isinstance(value, str) else value)
 
 
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:

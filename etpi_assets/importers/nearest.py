@@ -62,8 +62,7 @@ def _prompt(row: Row) -> tuple[str | None, str | None]:
         if isinstance(value, list) and value and all(isinstance(message, dict) for message in value)
     }
     prompt = next((key for key, of_key in roles.items() if of_key <= {"system", "user"}), None)
-    answer = next((key for key, of_key in roles.items() if "assistant" in of_key), None)
-    return prompt, answer
+    return prompt, next((key for key, of_key in roles.items() if "assistant" in of_key), None)
 
 
 def _map(row: Row) -> str:

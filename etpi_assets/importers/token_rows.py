@@ -119,8 +119,7 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
 
 
 def _turn_spans(ids: Sequence[int], labels: Sequence[int], chat: ChatFormat) -> list[tuple[int, int]]:
-    """Return (start, end) of each labelled turn: without the header before it and the white space after its end, which
-    some masks have (verl's)."""
+    """Return (start, end) of each labelled turn without its header and white space after its end (verl's masks)."""
     header, spans = chat.encode(chat.markers.header, allow_special=True), list[tuple[int, int]]()
     for start, end in spans_of(labels):
         begins = range(max(0, start - len(header) + 1), start + 1)

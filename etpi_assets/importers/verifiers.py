@@ -71,7 +71,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
     """Return an agent for each branch of a trace; messages that branches share are context in all but one."""
     nodes = _listed(trace, "nodes", where)
     parents = {i: p if type(p := node.get("parent")) is int and 0 <= p < i else None for i, node in enumerate(nodes)}
-    turns = {i for i, node in enumerate(nodes) if _is_turn(node)}
+    turns = {i for i, n in enumerate(nodes) if n.get("sampled") is True and field(n, "message", "role") == "assistant"}
     calls = _listed(trace, "calls", where)
     finishes = {str(call.get("node")): finish_of(text_field(call, "finish_reason")) for call in calls}
     name = f"{text_field(trace, 'agent', 'name') or 'agent'}{number + 1}"
@@ -91,10 +91,6 @@ def _role(nodes: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """Return the role that links between the conversations of a harness give to these nodes."""
     links = [link for node in nodes if node.get("semantic_parents") for link in _listed(node, "semantic_parents", name)]
     return next((role for link in links if (role := _LINKS.get(text_field(link, "type") or ""))), None)
-
-
-def _is_turn(node: Mapping[str, Any]) -> bool:
-    return node.get("sampled") is True and field(node, "message", "role") == "assistant"
 
 
 def _entries(
