@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,35 @@ class _Block:
         self.hits.append((place, kind, detail, mark))
 
 
+def _unpacked(item: RawRow | ImportResult) -> Sequence[RawRow | ImportResult]:
+    """Return the conversations of a row of ids that a trainer packed, each as a row.
+
+    They begin by `seq_lengths` (TRL), where `position_ids` begin again, or by their numbers in `attention_mask`
+    (LLaMA-Factory's `neat_packing`). A column that is no list of numbers is left to the reader of the row.
+    """
+    if not isinstance(item, RawRow) or item.format != "trl" or not isinstance(item.row, Mapping):
+        return [item]
+    row, ids = item.row, item.row.get("input_ids")
+    lengths, positions, seen = (_numbers(row.get(name)) for name in ("seq_lengths", "position_ids", "attention_mask"))
+    if not isinstance(ids, list) or not (lengths or positions or max(seen, default=0) > 1):
+        return [item]
+    starts = [*accumulate(lengths)][:-1]
+    padding = next((i for i, token in enumerate(ids) if token != ids[0]), 0)
+    starts = starts or [i for i, after in enumerate(pairwise(positions)) if i > padding and after == (0, 1)]
+    starts = starts or [i + 1 for i, (before, after) in enumerate(pairwise(seen)) if after > before > 0]
+    if not starts:
+        return [item]
+    columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
+    if seen:
+        columns["attention_mask"] = [int(number > 0) for number in seen]
+    edges = pairwise([0, *starts, len(ids)])
+    return [item._replace(row={key: value[a:b] for key, value in columns.items()}) for a, b in edges]
+
+
+def _numbers(column: Any) -> list[int]:
+    return column if isinstance(column, list) and all(type(number) is int for number in column) else []
+
+
 class Examiner:
     """Examines blocks of rows; created once in each worker process, which loads the tokenizer.
 
@@ -125,10 +154,10 @@ class Examiner:
 
     def __call__(self, items: Sequence[RawRow | ImportResult]) -> tuple[Report, list[Chain], list[int]]:
         """Return the report of the rows, their conversations, and the tokens of first prompts."""
-        block = _Block()
-        block.report.rows = len(items)
+        block, conversations = _Block(), [each for item in items for each in _unpacked(item)]
+        block.report.rows = len(conversations)
         block.report.heldout, self._lengths = self._lengths, []  # once: the parent has no tokenizer to count them
-        for item in items:
+        for item in conversations:
             self._read(item, block)
         chains = list[Chain]()
         for is_ids in (True, False):

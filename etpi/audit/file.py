@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +83,9 @@ def _items(chosen: Plan, path: Path, account: Account) -> Iterator[RawRow | Impo
             if importer.of_row is None:
                 yield from importer.results(unit, path, read_options({}, account))
                 continue
-            for number, packed in importer.iter_rows(unit):
-                for row in _unpacked(packed):
-                    yield RawRow(name, unit, source_of(unit, path), number, row)
+            for number, row in importer.iter_rows(unit):
+                yield RawRow(name, unit, source_of(unit, path), number, row)
     yield from chosen.unread
-
-
-def _unpacked(row: Any) -> list[Any]:
-    """Return the conversations of a row of ids that a trainer packed, each as a row.
-
-    They begin by `seq_lengths` (TRL), where `position_ids` begin again, or by their numbers in `attention_mask`
-    (LLaMA-Factory's `neat_packing`).
-    """
-    ids = row.get("input_ids") if isinstance(row, Mapping) else None
-    if not isinstance(ids, list):
-        return [row]
-    positions, seen = row.get("position_ids") or (), row.get("attention_mask") or ()
-    starts = [*accumulate(row.get("seq_lengths") or ())][:-1]
-    padding = next((i for i, token in enumerate(ids) if token != ids[0]), 0)
-    starts = starts or [i for i, after in enumerate(pairwise(positions)) if i > padding and after == (0, 1)]
-    starts = starts or [i + 1 for i, (before, after) in enumerate(pairwise(seen)) if after > before > 0]
-    if not starts:
-        return [row]
-    columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
-    if seen:
-        columns["attention_mask"] = [int(number > 0) for number in seen]
-    return [{key: value[a:b] for key, value in columns.items()} for a, b in pairwise([0, *starts, len(ids)])]
 
 
 def _blocks(items: Iterator[Any]) -> Iterator[tuple[str, list[Any]]]:

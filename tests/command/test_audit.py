@@ -353,6 +353,25 @@ def test_packed_rows_are_audited_one_conversation_at_a_time(marks, student, clea
     assert (report.rows, report.labels) == (COUNT, 3 * COUNT)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "finding"),
+    [
+        ("attention_mask", "111", "unreadable"),
+        ("attention_mask", [1, None, 2], "bad_ids"),
+        ("attention_mask", {"a": 2}, "unreadable"),
+        ("seq_lengths", 3, None),
+        ("seq_lengths", ["a", "b"], None),
+        ("position_ids", 7, None),
+        ("position_ids", [0, "1", 0], None),
+    ],
+)
+def test_columns_of_another_form_pack_nothing_and_end_no_audit(column, value, finding, student, clean, tmp_path):
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    rows[3][column] = value
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    assert report.rows == COUNT and kinds(report) == ({finding: 1} if finding else {})
+
+
 def test_rows_that_were_cut_at_a_length_are_truncated_and_not_of_another_template(student, clean, tmp_path):
     rows = [as_ids(row, chat_of(student)) for row in clean]
     for number, ids in zip(FAULTY, (1, 25), strict=True):
