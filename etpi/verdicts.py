@@ -53,19 +53,20 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
         of_asset: Judging = judging(run, Input(run, source))
         if of_asset.suite is None:
             continue
-        tasks, only = [*read_tasks(run.read("tasks", "tasks", key=of_asset.suite))], set(task_ids) or None
-        plan, _ = of_asset.plan(bench := of_asset.bench(tasks), only)
+        bench = of_asset.bench(read_tasks(run.read("tasks", "tasks", key=of_asset.suite)))
+        plan, later = of_asset.plan(bench, set(task_ids) or None)
         reports.append(_figures(asset, bench, plan))
         if not as_json:
             print(_plan_line(reports[-1]))
         if dry_run or bench is None or not plan.work:
             continue
-        if only:
-            judged = of_asset.judged(tasks, only)
-            last = [rows[-1] for work in plan.work if (rows := judged.later.get(work.rollout_id))]
-            for row in last:
-                print(f"  {row['rollout_id']} {row['task_id']}: {row['verdict']}, reward {row['reward']}")
-            for reason, count in (judged.plan.refused - plan.refused).items():
+        if task_ids:
+            work, before = plan.work, Counter(plan.refused)
+            of_asset.judge(bench, plan, later)
+            for row in (later[each.rollout_id][-1] for each in work if each.rollout_id in later):
+                if row["judge"] == bench.judge:
+                    print(f"  {row['rollout_id']} {row['task_id']}: {row['verdict']}, reward {row['reward']}")
+            for reason, count in (plan.refused - before).items():
                 print(f"  not judged: {count:,} {reason}")
             continue
         outcome = asset_definitions()[asset].execute(name, resources, _say, again=True)

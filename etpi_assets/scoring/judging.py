@@ -300,10 +300,14 @@ class Judging:
         chosen = [row for row in rows if only is None or row["task_id"] in only]
         return planned(chosen, bench, self.recorded(), later, self._answers()), later
 
-    def judged(self, tasks: Iterable[Task], only: Collection[str] | None = None) -> Judged:
-        """Judge what the present judge has not judged, of all tasks or of `only` these; return all later verdicts."""
-        run, bench = self.run, self.bench(tasks)
-        plan, later = self.plan(bench, only)
+    def judged(self, tasks: Iterable[Task]) -> Judged:
+        """Judge the rollouts that the present judge has not judged, and return all later verdicts."""
+        bench = self.bench(tasks)
+        return self.judge(bench, *self.plan(bench))
+
+    def judge(self, bench: Bench | None, plan: Planned, later: dict[str, list[Row]]) -> Judged:
+        """Judge the planned work, add the verdicts to `later`, and count work that cannot be judged in the plan."""
+        run = self.run
         if bench and plan.work:
             try:
                 self.run.resources.sandboxes(self.kind or "").check()

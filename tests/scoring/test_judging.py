@@ -140,7 +140,10 @@ def test_dry_run_says_what_would_be_judged_and_judges_nothing(
 def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
     resources: Resources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged_ids = raise_judge(monkeypatch, 98)
+    raise_judge(monkeypatch, 98)
+    tasks.execute("little", resources)
+    scored_rollouts.execute("little", resources)  # so that a verdict of an earlier judge is there
+    judged_ids = raise_judge(monkeypatch, 99)
     unproved = {row["task_id"] for row in verdicts(resources)[:1]}
 
     def proved(self: Judging, bench: Bench, plan: Planned) -> Bench:
@@ -152,7 +155,9 @@ def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
     monkeypatch.setattr(Judging, "_proved", proved)
     ids = [row["task_id"] for row in verdicts(resources)]
     rejudge("little", ids, dry_run=False, as_json=False)
-    assert sorted(judged_ids) == sorted({*ids} - unproved) and "1 task_unproved" in capsys.readouterr().out
+    assert sorted(judged_ids) == sorted({*ids} - unproved)
+    shown = capsys.readouterr().out
+    assert "1 task_unproved" in shown and {task_id for task_id in ids if f" {task_id}: " in shown} == {*ids} - unproved
 
 
 def test_state_of_a_raised_judge_is_outdated_and_runs_no_model(
