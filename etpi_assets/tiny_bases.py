@@ -119,14 +119,15 @@ def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
     Raises:
         LakeError: the weights differ from the recipe's.
     """
-    actual = sha256_of(recipe.folder / WEIGHTS)
+    source = recipe.folder
+    actual = sha256_of(source / WEIGHTS)
     if actual != recipe.weights:
         raise LakeError(
-            f"{recipe.folder / WEIGHTS} is damaged: its sha256 is {actual}, but {RECIPE} there has {recipe.weights}. "
+            f"{source / WEIGHTS} is damaged: its sha256 is {actual}, but {RECIPE} there has {recipe.weights}. "
             f"Restore the file (git checkout, or install its package again), or rebuild the base: {REBUILD}"
         )
     folder = Path(tempfile.mkdtemp(prefix="shipped-", dir=lake.scratch("base")))
-    for path in recipe.folder.iterdir():
+    for path in source.iterdir():
         if path.name != RECIPE:
             shutil.copyfile(path, folder / path.name)
     chat.save(folder)

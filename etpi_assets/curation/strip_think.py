@@ -196,7 +196,7 @@ def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int:
 @lru_cache
 def _header_text(chat: ChatFormat) -> str:
     """Return the header as its ids are decoded: without dropped white space, and with a vocabulary's own prefix."""
-    return chat.decode(chat.encode(chat.markers.header, allow_special=True))
+    return chat.decode(chat.header_ids)
 
 
 @lru_cache

@@ -120,7 +120,7 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
 
 def _turn_spans(ids: Sequence[int], labels: Sequence[int], chat: ChatFormat) -> list[tuple[int, int]]:
     """Return (start, end) of each labelled turn without its header and white space after its end (verl's masks)."""
-    header, spans = chat.encode(chat.markers.header, allow_special=True), list[tuple[int, int]]()
+    header, spans = chat.header_ids, list[tuple[int, int]]()
     for start, end in spans_of(labels):
         begins = range(max(0, start - len(header) + 1), start + 1)
         start = next((i + len(header) for i in begins if [*ids[i : i + len(header)]] == header), start)

@@ -153,6 +153,11 @@ class ChatFormat:
         return frozenset(self._control.values())
 
     @cached_property
+    def header_ids(self) -> list[int]:
+        """The ids of `markers.header`."""
+        return self.encode(self.markers.header, allow_special=True)
+
+    @cached_property
     def _split(self) -> re.Pattern[str]:
         """Matches control tokens, the longest first."""
         by_length = sorted(self._control, key=len, reverse=True)
