@@ -98,7 +98,7 @@ class TemplateCheck:
         """Return the first difference of a conversation's ids from the template's: its kind, a detail, and where it is.
 
         Kinds: "differs", "other_split" for other ids of the same text, "think_history" for thoughts of earlier turns
-        that the template leaves out, and "truncated" for the beginning of what it writes. White space after the last
+        that the template leaves out, and "truncated" for ids that end within a message. White space after the last
         message may be missing.
         """
         try:

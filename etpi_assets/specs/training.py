@@ -420,7 +420,7 @@ class RLSection(ServerSection):
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Whether groups are compared; in `opd` without `outcome_weight` all advantages come from the teacher."""
+        """Return whether groups are compared: `opd` without `outcome_weight` has all advantages from its teacher."""
         return self.method == "grpo" or (self.method == "opd" and self.outcome_weight > 0)
 
     @property
