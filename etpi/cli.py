@@ -438,8 +438,8 @@ def rejudge(name: str, tasks: tuple[str, ...], dry_run: bool, as_json: bool) -> 
 @etpi.command("taint")
 @click.option(
     "--from", "roots", metavar="ROOT", multiple=True,
-    help="flips (the default), or KIND:VALUE by rollout, task, teacher, repo, sampler, set, importer or licence; "
-    "may be repeated",
+    help="flips (the default), or KIND:VALUE by rollout, task, teacher, repo, sampler, set, importer, licence "
+    "or blamed (an experiment); may be repeated",
 )  # fmt: skip
 @click.option("--keep", metavar="REASON", help="accept the flips among them, with a reason")
 @click.option("--retrain", is_flag=True, help="write specs of the experiments that train without these rollouts")
@@ -569,7 +569,7 @@ def sql(
 @click.option("--retrain", is_flag=True, help="write specs without the worst share, and without as many at random")
 @click.option(
     "--without", multiple=True, metavar="KIND:VALUE",
-    help="write a spec without rollouts by teacher, licence, repo, task, sampler, importer or set; may be repeated",
+    help="write a spec without rollouts of a root of `etpi taint`; may be repeated",
 )  # fmt: skip
 def blame(experiment: str, by: str, share: float, retrain: bool, without: tuple[str, ...]) -> int:
     """Show which training rollouts raised or lowered a held-out metric (docs/blame.md).

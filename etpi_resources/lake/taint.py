@@ -20,14 +20,19 @@ FLIPS = "flips"
 ROOTS: Mapping[str, str] = {
     "rollout": "r.rollout_id", "task": "r.task_id", "teacher": "r.teacher", "repo": "r.repo", "sampler": "r.sampler",
     "set": "f.rollout_set", "importer": "f.spec ->> '$.format'",
-    "licence": "coalesce(nullif(f.spec ->> '$.license', ''), t.payload ->> '$.license')",
+    "blamed": "b.experiment", "licence": "coalesce(nullif(f.spec ->> '$.license', ''), t.payload ->> '$.license')",
 }  # fmt: skip
-"""Kind of a root, written `kind:value` -> what has its value in _ROLLOUTS; a licence is the set's, else the task's."""
+"""Kind of a root, written `kind:value` -> what has its value in _ROLLOUTS; a licence is the set's, else the task's, and
+`blamed:EXPERIMENT` the tenth of its training rollouts with most harm."""
 
 _ROLLOUTS = """
     SELECT DISTINCT r.rollout_id FROM rollouts AS r
     LEFT JOIN rollout_sets AS f ON r.origin = 'set' AND r.made_for = f.rollout_set
-    LEFT JOIN tasks AS t ON r.suite = t.suite AND r.task_id = t.task_id"""
+    LEFT JOIN tasks AS t ON r.suite = t.suite AND r.task_id = t.task_id
+    LEFT JOIN (
+        SELECT experiment, rollout_id FROM blame GROUP BY experiment, rollout_id
+        QUALIFY percent_rank() OVER (PARTITION BY experiment ORDER BY sum(harm)) < 0.1 AND sum(harm) < 0
+    ) AS b ON r.rollout_id = b.rollout_id"""
 
 KEPT = "kept_flips.jsonl"
 """The lake's file of the flips that `etpi taint --keep` accepted, a line each: rollout_id, judge, reason, at."""

@@ -9,8 +9,7 @@ WITH of_turns AS (
         agent_id,
         turn,
         sum(influence) / count(DISTINCT concat(seed, '/', step)) AS influence,
-        sum(coalesce(list_sum(list_filter(influences, LAMBDA x: x < 0)), 0)) -- noqa: RF02
-        / count(DISTINCT concat(seed, '/', step)) AS harm
+        sum(harm) / count(DISTINCT concat(seed, '/', step)) AS harm
     FROM blame
     WHERE
         experiment IN (

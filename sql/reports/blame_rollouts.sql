@@ -10,8 +10,7 @@ WITH of_turns AS (
         agent_id,
         turn,
         sum(influence) / count(DISTINCT concat(seed, '/', step)) AS influence,
-        sum(coalesce(list_sum(list_filter(influences, LAMBDA x: x < 0)), 0)) -- noqa: RF02
-        / count(DISTINCT concat(seed, '/', step)) AS harm,
+        sum(harm) / count(DISTINCT concat(seed, '/', step)) AS harm,
         count(DISTINCT dataset_row_id) AS n_rows
     FROM blame
     WHERE getvariable('experiment') IS NULL OR experiment = getvariable('experiment')
@@ -44,7 +43,8 @@ facts AS (
         sampler,
         importer,
         exit_status,
-        verdict_trust
+        verdict_trust,
+        flipped
     FROM blame
 )
 

@@ -1,6 +1,7 @@
 -- One row per training row and checkpoint: how much it raised (above 0) or lowered (below 0) a held-out metric.
 -- influences has a value for each token of the row's output, nats of its loss per unit of a move of the weights.
--- checkpoint_id and dataset_row_id are those of lineage.
+-- harm is the sum of those below 0; checkpoint_id and dataset_row_id are those of lineage; flipped: a later judge
+-- reversed the rollout's verdict, and `etpi taint --keep` did not accept it.
 CREATE OR REPLACE VIEW blame AS
 WITH formats AS (
     SELECT
@@ -11,6 +12,7 @@ WITH formats AS (
 
 SELECT
     b.*,
+    coalesce(list_sum(list_filter(b.influences, LAMBDA x: x < 0)), 0) AS harm, -- noqa: RF02
     c.checkpoint_id,
     c.dataset_version,
     d.sequence_id,
@@ -25,7 +27,11 @@ SELECT
     r.source,
     f.format AS importer,
     r.exit_status,
-    r.outcome ->> '$.details.verdict_trust' AS verdict_trust
+    r.outcome ->> '$.details.verdict_trust' AS verdict_trust,
+    b.rollout_id IN (
+        SELECT v.rollout_id FROM flips AS v
+        WHERE v.kept IS NULL
+    ) AS flipped
 FROM blame.blame AS b
 INNER JOIN sft_checkpoint.checkpoints AS c ON b.experiment = c.experiment AND b.seed = c.seed AND b.step = c.step
 INNER JOIN upweighted_dataset.dataset_rows_history AS d

@@ -144,11 +144,12 @@ def test_roots_that_name_nothing_or_everything_are_refused(blamed, root):
     assert code == 1 and root.partition(":")[0] in text and not list(blamed.specs.glob("first_without_*"))
 
 
-def test_taint_of_a_root_writes_the_specs_that_train_without_its_rollouts(blamed, built, monkeypatch):
+@pytest.mark.parametrize(("root", "left_out"), [("teacher:weak", BAD), ("blamed:first", BAD[:2])])
+def test_taint_of_a_root_writes_the_specs_that_train_without_its_rollouts(blamed, built, monkeypatch, root, left_out):
     monkeypatch.setenv("ETPI_DATA", str(built.parent / "data"))
-    assert cli.main(["taint", "--from", "teacher:weak", "--retrain"]) == 0
+    assert cli.main(["taint", "--from", root, "--retrain"]) == 0
     (file,) = blamed.specs.glob("first_without_*.toml")
-    assert tomllib.loads(file.read_text())["select"]["exclude_rollouts"] == sorted(BAD)
+    assert tomllib.loads(file.read_text())["select"]["exclude_rollouts"] == left_out
     assert cli.main(["taint", "--from", "licence:mit", "--retrain"]) == 1, "nothing would be left"
     assert cli.main(["taint", "--retrain"]) == 1, "no verdict flipped"
 
