@@ -272,7 +272,13 @@ class Rounds:
             environment.judge,
         )  # fmt: skip
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
-        return run_harness(job, runtime) if harness else run_rollout(job, runtime)
+        record = run_harness(job, runtime) if harness else run_rollout(job, runtime)
+        if record.error is None and not agents_of(record):
+            record.error = (
+                "the policy generated nothing: every call was refused, or has more than "
+                f"{bounds['max_model_len']} ids (rl.max_prompt_tokens + rl.max_response_tokens)"
+            )
+        return record
 
     def _stop_without_variance(self, step: int, groups: Sequence[Sequence[_Attempted]]) -> None:
         """Raise NoVariance if the last groups of the run, `CONSTANT_GROUPS` or more, had equal rewards."""
@@ -416,7 +422,7 @@ def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray 
         BadData: the file is of another round.
     """
     path = round_path.with_suffix(SUFFIX)
-    if not path.exists():
+    if not path.exists() or not any(tokens):
         return [None] * len(tokens)
     values = np.fromfile(path, dtype="<f4")
     if len(values) not in (2 * sum(tokens), 3 * sum(tokens)):

@@ -278,19 +278,32 @@ def test_prompts_that_are_all_too_long_raise_with_the_option():
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
+class Cut(Mixed):
+    """Ends its answers to requests whose hash is below `below` before the last id."""
+
+    below = "8"
+
+    def _one(self, request: Request) -> Completion:
+        whole = super()._one(request)
+        if request.request_id < self.below:
+            return replace(whole, output_ids=(whole.output_ids or ())[:-1], logprobs=(whole.logprobs or ())[:-1])
+        return whole
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_rollouts_that_are_cut_are_counted_whether_or_not_they_are_trained_on(tmp_path, masked):
-    class Cut(Mixed):
-        def _one(self, request: Request) -> Completion:
-            whole = super()._one(request)
-            if request.request_id < "8":  # begins with a hash
-                return replace(whole, output_ids=(whole.output_ids or ())[:-1], logprobs=(whole.logprobs or ())[:-1])
-            return whole
-
     samples = rounds(tmp_path, SECTION.model_copy(update={"mask_truncated": masked}))(0, [0] * 4 + [1] * 4, Cut())
     cut = [record.agents[0].turns[0].output_ids[-1] != CHAT.end_id for _, record, _ in read_rounds(tmp_path)]
     assert 0 < sum(cut) < 8 and [sample.truncated for sample in samples] == cut
     assert [sample.left_out == "truncated" for sample in samples] == [masked and each for each in cut]
+
+
+def test_round_of_which_nothing_is_trained_is_read_with_the_statistics_of_none(tmp_path):
+    engine, made = Cut(), rounds(tmp_path, SECTION.model_copy(update={"mask_truncated": True}))
+    engine.below = "g"
+    assert {sample.left_out for sample in made(0, [0] * 4 + [1] * 4, engine)} == {"truncated"}
+    made.record(0, b"")
+    assert [values for *_, values in read_rounds(tmp_path)] == [None] * 8
 
 
 def test_several_turns_become_one_branch_with_observations_masked_and_fork_where_they_part():
