@@ -23,7 +23,7 @@ class HarnessSection(Section):
 
     `{folder}`, `{base_url}`, `{key}` and `{task_file}` are replaced in `command`, `env` and `files`."""
 
-    name: Literal["mini-swe-agent", "codex", "claude-code", "opencode", "qwen-code", "custom"]
+    name: Literal["mini-swe-agent", "codex", "claude-code", "opencode", "qwen-code", "pi", "custom"]
     """The harness. All but `custom` are presets: they give the keys that the spec does not."""
     version: str
     """The version that has to be installed in `folder`."""
