@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from etpi.commands import dry_run
+from etpi.rehearsal.costs import costs
 from etpi_assets.asset import AssetRun
 from etpi_assets.evaluation.assets import eval_rollouts
 from etpi_assets.graph import GRAPH
@@ -159,6 +162,38 @@ def test_tasks_that_cannot_be_proved_ahead_are_set_aside_and_the_rest_is_rolled_
     assert not manifest.blocked and manifest.rows["rollouts"] == 2 and manifest.rows["quarantined"] == 1
     (row,) = resources.lake.read(manifest.ref, "quarantined").to_pylist()
     assert (row["asset"], row["source"], row["reason"]) == ("raw_rollouts", "moor__moor-0", "reference_fails")
+
+
+@pytest.mark.parametrize(("sandbox", "images"), [("bubblewrap", "no images"), ("docker", "under 7 GiB")])
+def test_dry_run_and_rehearsal_name_time_and_disk_of_the_proofs_that_are_missing(
+    sandbox: str,
+    images: str,
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ETPI_IMAGES_GIB", "7")
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
+    monkeypatch.setattr("etpi.rehearsal.proofs.worker_count", lambda: 2)
+    resources = swe_suite.make(tmp_path, repository, tasks=9, used=7)
+    file = tmp_path / "specs/suites/suite.toml"
+    file.write_text(file.read_text().replace("bubblewrap", sandbox))
+    own = EVALUATED.replace('"few"', '"set_reference"').replace('"little"', '"suite"')
+    write_spec(tmp_path / "specs", "experiments", "own", own)
+    resources = replace(resources)  # reads the specs again
+    prover = Prover.of(AssetRun(GRAPH["tasks"], "suite", resources), "suite")
+    assert prover
+    prover.folder.mkdir(parents=True)
+    first = next(iter(prover.family.load("suite", 0, resources.specs.suites["suite"].params)))
+    assert isinstance(first, Task)
+    prover._file(first).write_text(json.dumps({"seconds": 20.0, "calibrations": None}))
+    assert dry_run(["own"], ()) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("proofs of suite")]
+    (cost,) = [cost for cost in costs("own", resources.specs) if cost.part == "proofs suite"]
+    for text in (line, f"{cost.value}; {cost.formula}"):
+        assert "6 of 7 tasks" in text and "about 1:00 on 2 cores" in text and images in text
 
 
 class Served:
