@@ -167,15 +167,15 @@ def test_board_has_the_share_of_tainted_checkpoints() -> None:
 def test_tainted_checkpoints_are_shown_by_status_taint_page_and_board(lake: Lake, command: Any, tmp_path: Path) -> None:
     page = links.experiment_page("strong")
 
-    def shown() -> list[bool]:
+    def shown(file: str) -> list[bool]:
         texts = [command("status", "strong")[1], command("taint")[1]]
-        path = viewed_lake.build(lake, tmp_path / "etpi.duckdb")
+        path = viewed_lake.build(lake, tmp_path / file)
         texts.append(viewed_lake.client(lake, path).get(page).text)
         return ["etpi run strong --rebuild sft_checkpoint" in text for text in texts]
 
-    assert shown() == [False] * 3
+    assert shown("before.duckdb") == [False] * 3
     flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
-    assert shown() == [True] * 3
+    assert shown("after.duckdb") == [True] * 3
     code, text = command("taint", "--json")
     (walked,) = [row for row in json.loads(text)["tainted"] if row["name"] == "sft1"]
     (flipped,) = json.loads(text)["flips"]

@@ -19,7 +19,7 @@ from etpi_assets.planning.planner import plan
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
-from etpi_assets.scoring.judging import RECORDED, Bench, Judging, Planned, planned, with_verdicts
+from etpi_assets.scoring.judging import RECORDED, Bench, Judged, Judging, planned, with_verdicts
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
@@ -164,6 +164,7 @@ def test_rollouts_of_evaluation_and_reinforcement_are_judged_again_and_share_ver
     judged_ids = raise_judge(monkeypatch, 98, failing)
     tasks.execute("little", resources)
     judged_ids.clear()
+    capsys.readouterr()
     assert rejudge("own", (), dry_run=True, as_json=True) == 0 and not judged_ids
     figures = json.loads(capsys.readouterr().out)
     assert [(each["asset"], each["to_judge"]) for each in figures] == [("eval_metrics", 3), ("rl_rewards", 3)]
@@ -190,7 +191,7 @@ def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
     judged_ids = raise_judge(monkeypatch, 99)
     unproved = {row["task_id"] for row in verdicts(resources)[:1]}
 
-    def proved(self: Judging, bench: Bench, plan: Planned) -> Bench:
+    def proved(self: Judging, bench: Bench, plan: Judged) -> Bench:
         refused = [work for work in plan.work if work.task_id in unproved]
         plan.refused += Counter({"task_unproved": len(refused)})
         plan.work = [work for work in plan.work if work not in refused]
