@@ -319,14 +319,14 @@ class Judging:
     def judge(self, bench: Bench | None, plan: Judged) -> None:
         """Judge the planned work, and add the verdicts to the plan."""
         run = self.run
-        if bench and plan.work:
-            try:
-                self.run.resources.sandboxes(self.kind or "").check()
-            except SandboxUnavailable as error:
-                run.log(f"{run.label}: nothing is judged again on this machine: {error}")
-                plan.refused["no_environment"] += len(plan.work)
-                plan.work = []
         if bench is None or not plan.work:
+            return
+        try:
+            bench.sandboxes.check()
+        except SandboxUnavailable as error:
+            run.log(f"{run.label}: nothing is judged again on this machine: {error}")
+            plan.refused["no_environment"] += len(plan.work)
+            plan.work = []
             return
         with resource_lock("sandboxes", run.lake, run.log), run.progress("judged again", len(plan.work)) as progress:
             bench = self._proved(bench, plan)
