@@ -16,7 +16,7 @@ from etpi_assets.planning.planner import set_of
 from etpi_assets.reports.tainted import line
 from etpi_assets.resources import Resources
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.scoring.judging import Bench, Judging, Planned
+from etpi_assets.scoring.judging import Bench, Judged, Judging
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import assets as training
@@ -54,7 +54,7 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
         if of_asset.suite is None:
             continue
         bench = of_asset.bench(read_tasks(run.read("tasks", "tasks", key=of_asset.suite)))
-        plan, later = of_asset.plan(bench, set(task_ids) or None)
+        plan = of_asset.plan(bench, set(task_ids) or None)
         reports.append(_figures(asset, bench, plan))
         if not as_json:
             print(_plan_line(reports[-1]))
@@ -62,8 +62,8 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
             continue
         if task_ids:
             work, before = plan.work, Counter(plan.refused)
-            of_asset.judge(bench, plan, later)
-            for row in (later[each.rollout_id][-1] for each in work if each.rollout_id in later):
+            of_asset.judge(bench, plan)
+            for row in (plan.later[each.rollout_id][-1] for each in work if each.rollout_id in plan.later):
                 if row["judge"] == bench.judge:
                     print(f"  {row['rollout_id']} {row['task_id']}: {row['verdict']}, reward {row['reward']}")
             for reason, count in (plan.refused - before).items():
@@ -82,7 +82,7 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
     return 0
 
 
-def _figures(asset: str, bench: Bench | None, plan: Planned) -> dict[str, Any]:
+def _figures(asset: str, bench: Bench | None, plan: Judged) -> dict[str, Any]:
     known = bench.seconds() if bench and plan.work else None
     seconds = None if known is None or bench is None else known * len(plan.work) / bench.threads
     return {

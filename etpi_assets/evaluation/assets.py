@@ -46,7 +46,7 @@ from etpi_assets.specs.experiment import BlameSection, EvaluateSection, Experime
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.proofs import Proving
-from etpi_assets.tasks.table import read_tasks
+from etpi_assets.tasks.table import read_tasks, rejected_table
 from etpi_assets.training import sft
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
@@ -107,7 +107,7 @@ def serving_probe(
 @asset(
     set="experiment",
     group="evaluation",
-    tables=("rollouts", "agents", "turns", "messages"),
+    tables=("rollouts", "agents", "turns", "messages", "quarantined"),
     sections=("evaluate", "serving"),
     lock="accelerator",
     versions=("evaluation", "rollouts"),
@@ -129,9 +129,14 @@ def eval_rollouts(
     served = [(row["role"], row["seed"]) for row in _checkpoints(run) if row["final"] and row["role"] in section.roles]
     if not served:
         return Produced.not_applicable(run.node.name, NOTHING)
-    setting = _setting(run, spec, section)
-    count, planned = len(setting.tasks), [(*c, x) for c in served for x in conditions(section, c[0])]
-    tables = to_tables(_roll_out(run, spec, section, len(planned) * count, setting), setting.chat.decode)
+    proving = Proving(
+        run, section.suite, read_tasks(run.read("tasks", "tasks", section.suite), section.split), section.tasks
+    )
+    setting, planned = _setting(run, spec, proving), [(*c, x) for c in served for x in conditions(section, c[0])]
+    records = _roll_out(run, spec, section, len(planned) * proving.expected, setting)
+    tables = to_tables(records, setting.chat.decode)
+    tables["quarantined"] = rejected_table(proving.rejected, run.node.name)
+    count = len(proving.tasks)
     expected = {(role, seed, x.decoding, x.sample_seed): count for role, seed, x in planned}
     return Produced(
         tables=tables,
@@ -142,7 +147,12 @@ def eval_rollouts(
                 section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets), spec.rl.acting
             ),
             budget_exhausted(_exits(tables["rollouts"]), "evaluate.agent.max_steps, max_model_len or max_tokens"),
-            tasks_as_asked(section.tasks if "tasks" in section.model_fields_set else None, count, section.split),
+            tasks_as_asked(
+                section.tasks if "tasks" in section.model_fields_set else None,
+                count,
+                section.split,
+                len(proving.rejected),
+            ),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         notes=_served_by(spec),
@@ -337,15 +347,15 @@ def _blame_by(
     return run.parts.get(name, compute)
 
 
-def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:
-    offered = read_tasks(run.read("tasks", "tasks", key=section.suite), section.split)
+def _setting(run: AssetRun, spec: ExperimentSpec, tasks: Proving) -> EvaluationSetting:
+    family = run.specs.suites[tasks.suite].family
     return EvaluationSetting(
-        tasks=list(Proving(run, section.suite, offered, section.tasks)),
-        family=load_family(run.specs.suites[section.suite].family),
+        tasks=tasks,
+        family=load_family(family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.served_kwargs(),
-        judge=judge_of(run.specs.suites[section.suite].family),
+        judge=judge_of(family),
     )
 
 

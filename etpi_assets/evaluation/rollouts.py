@@ -55,9 +55,10 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class EvaluationSetting:
-    """Settings that all checkpoints of an evaluation share: tasks, family and judge, sandboxes, and the chat format."""
+    """Settings that all checkpoints of an evaluation share: tasks, which may still be proved as they are first taken,
+    family and judge, sandboxes, and the chat format."""
 
-    tasks: Sequence[Task]
+    tasks: Iterable[Task]
     family: Family
     sandboxes: SandboxFactory
     chat: ChatFormat

@@ -87,7 +87,7 @@ def _roll_out_set(run: AssetRun) -> Produced:
             run, spec, RolloutRuntime(family, engine, sandboxes, chat, judge=judge_of(suite.family)), proving
         )
     tasks = proving.tasks
-    tables["quarantined"] = rejected_table(proving.rejected)
+    tables["quarantined"] = rejected_table(proving.rejected, run.node.name)
     # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated
     figures = set_figures(tables, digests, live=captured)

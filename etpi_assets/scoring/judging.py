@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -137,28 +137,52 @@ class _Refused(Exception):
 
 
 @dataclass
-class Planned:
-    """The work of rollouts that the present judge has not judged.
+class Judged:
+    """The verdicts on the rollouts of an asset, and the work that the present judge has yet to judge.
 
     Attributes:
+        recorded: the judge of recorded verdicts that name none.
+        later: rollout id -> rows of `verdicts`, without the recorded one.
         work: to be judged.
         refused: reason -> rollouts whose verdict stays, because their work was not stored or the task is another one.
         judged: how many were judged since.
     """
 
+    recorded: str
+    later: dict[str, list[Row]] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     judged: int = 0
+
+    def add(self, work: Work, judge: str, result: Mapping[str, Any]) -> None:
+        """Add a verdict on work (`Bench.judged`) to the later ones, or count why there is none."""
+        if refused := result.get("refused"):
+            self.refused[refused] += 1
+            return
+        self.judged += 1
+        earlier = self.later.setdefault(work.rollout_id, [])
+        before = earlier[-1]["judge"] if earlier else self.recorded
+        at, reason = datetime.fromisoformat(result["at"]), lines_between(before, judge)
+        earlier.append(_verdict_row(work.rollout_id, work.task_id, judge, result, reason=reason, judged_at=at))
+
+    def of(self, rollouts: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return `with_verdicts` of these."""
+        return with_verdicts(rollouts, self.later, self.recorded)
+
+    def notes(self) -> dict[str, Any]:
+        """Return the notes of the manifest: rollouts judged again now, and at any time, and why others were not."""
+        counts = {"judged_again": self.judged, "later_verdicts": len(self.later)}
+        return {**counts, "not_judged": dict(self.refused)}
 
 
 def planned(
     rollouts: Iterable[Mapping[str, Any]],
     bench: Bench | None,
     recorded: str,
-    later: Mapping[str, Sequence[Row]],
+    later: dict[str, list[Row]],
     answers: Mapping[str, Mapping[str, str]],
-) -> Planned:
-    """Sort rollouts (rows with COLUMNS) into those to judge and those that cannot be.
+) -> Judged:
+    """Sort rollouts (rows with COLUMNS) that the present judge has not judged into work and those that cannot be.
 
     Args:
         bench: the present judge; None: nothing can judge the suite.
@@ -166,7 +190,7 @@ def planned(
         later: rollout id -> its verdicts after the recorded one.
         answers: rollout id -> agent id -> the final answer in words, of agents that may answer.
     """
-    plan = Planned()
+    plan = Judged(recorded, later)
     for row in rollouts:
         outcome = json.loads(row["outcome"] or "null")
         if outcome is None and recorded != RECORDED:
@@ -205,20 +229,6 @@ def _why_not(row: Mapping[str, Any], outcome: Mapping[str, Any] | None, bench: B
     if not patches.keys() >= {role.agent_id for role in bench.family.roles(task)}:
         return "patch_not_stored"
     return None
-
-
-def judge_all(
-    bench: Bench, plan: Planned, advance: Callable[[int], None] = lambda n: None
-) -> Iterator[tuple[Work, dict[str, Any]]]:
-    """Yield (work, verdict) for all that is planned, in order; refusals are counted in the plan instead."""
-    with ThreadPoolExecutor(bench.threads, thread_name_prefix="judge") as pool:
-        for work, result in zip(plan.work, pool.map(bench.judged, plan.work), strict=True):
-            advance(1)
-            if refused := result.get("refused"):
-                plan.refused[refused] += 1
-            else:
-                plan.judged += 1
-                yield work, result
 
 
 def _verdict_row(rollout_id: str, task_id: str, judge: str, outcome: Mapping[str, Any], **more: Any) -> Row:
@@ -293,39 +303,37 @@ class Judging:
         store = run.lake.scratch("verdicts")
         return Bench(judge_of(self._family), family, by_id, sandboxes, store, run.resources.concurrency)
 
-    def plan(self, bench: Bench | None, only: Collection[str] | None = None) -> tuple[Planned, dict[str, list[Row]]]:
-        """Return the work that is to be judged, of all tasks or of `only` these, and the later verdicts that exist."""
-        later = self.known()
+    def plan(self, bench: Bench | None, only: Collection[str] | None = None) -> Judged:
+        """Return the later verdicts that exist, and the work that is to be judged, of all tasks or of `only` these."""
         rows = self.source.read("rollouts", columns=COLUMNS).to_pylist()
         chosen = [row for row in rows if only is None or row["task_id"] in only]
-        return planned(chosen, bench, self.recorded(), later, self._answers()), later
+        return planned(chosen, bench, self.recorded(), self.known(), self._answers())
 
     def judged(self, tasks: Iterable[Task]) -> Judged:
         """Judge the rollouts that the present judge has not judged, and return all later verdicts."""
         bench = self.bench(tasks)
-        return self.judge(bench, *self.plan(bench))
+        plan = self.plan(bench)
+        self.judge(bench, plan)
+        return plan
 
-    def judge(self, bench: Bench | None, plan: Planned, later: dict[str, list[Row]]) -> Judged:
-        """Judge the planned work, add the verdicts to `later`, and count work that cannot be judged in the plan."""
+    def judge(self, bench: Bench | None, plan: Judged) -> None:
+        """Judge the planned work, and add the verdicts to the plan."""
         run = self.run
-        if bench and plan.work:
-            try:
-                self.run.resources.sandboxes(self.kind or "").check()
-            except SandboxUnavailable as error:
-                run.log(f"{run.label}: nothing is judged again on this machine: {error}")
-                plan.refused["no_environment"] += len(plan.work)
-                plan.work = []
         if bench is None or not plan.work:
-            return Judged(later, self.recorded(), bench.judge if bench else None, plan)
+            return
+        try:
+            bench.sandboxes.check()
+        except SandboxUnavailable as error:
+            run.log(f"{run.label}: nothing is judged again on this machine: {error}")
+            plan.refused["no_environment"] += len(plan.work)
+            plan.work = []
+            return
         with resource_lock("sandboxes", run.lake, run.log), run.progress("judged again", len(plan.work)) as progress:
             bench = self._proved(bench, plan)
-            for work, result in judge_all(bench, plan, progress.advance):
-                earlier = later.setdefault(work.rollout_id, [])
-                before = earlier[-1]["judge"] if earlier else self.recorded()
-                at, reason = datetime.fromisoformat(result["at"]), lines_between(before, bench.judge)
-                row = _verdict_row(work.rollout_id, work.task_id, bench.judge, result, reason=reason, judged_at=at)
-                earlier.append(row)
-        return Judged(later, self.recorded(), bench.judge, plan)
+            with ThreadPoolExecutor(bench.threads, thread_name_prefix="judge") as pool:
+                for work, result in zip(plan.work, pool.map(bench.judged, plan.work), strict=True):
+                    plan.add(work, bench.judge, result)
+                    progress.advance(1)
 
     def known(self) -> dict[str, list[Row]]:
         """Return the later verdicts of the asset's current version, by rollout, in order."""
@@ -338,7 +346,7 @@ class Judging:
                     later.setdefault(row["rollout_id"], []).append(row)
         return later
 
-    def _proved(self, bench: Bench, plan: Planned) -> Bench:
+    def _proved(self, bench: Bench, plan: Judged) -> Bench:
         """Return the bench with the tasks of the plan proved for its judge; work on others is refused."""
         run, suite = self.run, self.suite or ""
         manifest = run.lake.current(Ref("tasks", "suite", suite))
@@ -372,28 +380,3 @@ class Judging:
             if row["parse_error"] is None and not json.loads(row["actions"] or "[]"):
                 answers.setdefault(rollout, {})[agent] = chat.answer(after_think(row["content"])).strip()
         return answers
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The later verdicts on an asset's rollouts, and the judges.
-
-    Attributes:
-        later: rollout id -> rows of `verdicts`, without the recorded one.
-        recorded: the judge of recorded verdicts that name none; `present`: the judge of now, if there is one here.
-        plan: with what could not be judged.
-    """
-
-    later: Mapping[str, Sequence[Row]]
-    recorded: str
-    present: str | None
-    plan: Planned
-
-    def of(self, rollouts: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return `with_verdicts` of these."""
-        return with_verdicts(rollouts, self.later, self.recorded)
-
-    def notes(self) -> dict[str, Any]:
-        """Return the notes of the manifest: rollouts judged again now, and at any time, and why others were not."""
-        counts = {"judged_again": self.plan.judged, "later_verdicts": len(self.later)}
-        return {**counts, "not_judged": dict(self.plan.refused)}

@@ -27,9 +27,9 @@ def one_judge(verdicts: pa.Table, judged: Judged) -> CheckOutcome:
     """Check that the last verdicts on all rollouts are of one judge, so that their rewards can be compared."""
     last = dict(zip(verdicts["rollout_id"].to_pylist(), verdicts["judge"].to_pylist(), strict=True))
     judges = Counter(last.values())
-    figures = {"judges": dict(judges), "judged_again": judged.notes()["judged_again"], **judged.plan.refused}
+    figures = {"judges": dict(judges), "judged_again": judged.judged, **judged.refused}
     counts = "; ".join(f"{count} of {judge}" for judge, count in judges.most_common())
-    why = ", ".join(f"{count} {reason}" for reason, count in judged.plan.refused.items()) or "none"
+    why = ", ".join(f"{count} {reason}" for reason, count in judged.refused.items()) or "none"
     only = next(iter(judges), "no judge")
     return outcome("one_judge", len(judges) < 2, figures, verdicts=len(last), only=only, counts=counts, why=why)
 

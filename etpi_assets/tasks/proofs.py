@@ -113,10 +113,10 @@ def _blocks(tasks: Iterable[Task], size: int) -> Iterator[tuple[str, list[Task]]
 
 @dataclass
 class Proving:
-    """The first `limit` proved tasks of a suite, proved as they are taken where the suite says proof = "ahead".
+    """The first `limit` proved tasks of a suite, proved as they are first taken where the suite says proof = "ahead".
 
     Attributes:
-        tasks: those that were taken so far.
+        tasks: those that were taken so far; all of them once `finished`.
         rejected: those that could not be proved.
     """
 
@@ -126,17 +126,21 @@ class Proving:
     limit: int | None = None
     tasks: list[Task] = field(default_factory=list)
     rejected: list[RejectedInput] = field(default_factory=list)
+    finished: bool = False
 
     def __iter__(self) -> Iterator[Task]:
-        if len(self.tasks) != self.limit:
-            for outcome in self._outcomes():
-                if isinstance(outcome, Task):
-                    self.tasks.append(outcome)
-                    yield outcome
-                else:
-                    self.rejected.append(outcome)
-                if len(self.tasks) == self.limit:
-                    break
+        if self.finished:
+            yield from self.tasks
+            return
+        for outcome in self._outcomes():
+            if isinstance(outcome, Task):
+                self.tasks.append(outcome)
+                yield outcome
+            else:
+                self.rejected.append(outcome)
+            if len(self.tasks) == self.limit:
+                break
+        self.finished = True
         if self.rejected or self.limit not in (None, len(self.tasks)):
             self.run.log(f"{self.run.label}: {len(self.tasks)} proved tasks; {len(self.rejected)} could not be proved")
 

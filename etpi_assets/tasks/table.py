@@ -19,8 +19,8 @@ def task_table(tasks: Sequence[Task]) -> pa.Table:
     return from_rows("tasks", [{**vars(task), "payload": p} for task, p in zip(tasks, payloads, strict=True)])
 
 
-def rejected_table(rejected: Sequence[RejectedInput]) -> pa.Table:
-    return from_rows("quarantined", [{"asset": "tasks", **vars(each)} for each in rejected])
+def rejected_table(rejected: Sequence[RejectedInput], asset: str = "tasks") -> pa.Table:
+    return from_rows("quarantined", [{"asset": asset, **vars(each)} for each in rejected])
 
 
 def read_tasks(table: pa.Table, split: str = "all", limit: int | None = None) -> list[Task]:

@@ -20,7 +20,7 @@ from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
-from etpi_assets.tasks.table import read_tasks
+from etpi_assets.tasks.table import read_tasks, rejected_table
 from etpi_assets.training import checkpoints, grpo, grpo_checks, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curriculum import chosen_tasks
@@ -163,7 +163,17 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
 @asset(
     set="experiment",
     group="training",
-    tables=("checkpoints", "training_log", "rollouts", "agents", "turns", "messages", "rl_samples", "rewards"),
+    tables=(
+        "checkpoints",
+        "training_log",
+        "rollouts",
+        "agents",
+        "turns",
+        "messages",
+        "rl_samples",
+        "rewards",
+        "quarantined",
+    ),
     sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
     lock="accelerator",
     kinds=("trl", "safetensors"),
@@ -180,7 +190,8 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
         return Produced.not_applicable(run.node.name, 'nothing is reinforced: rl.method = "none"')
     check_terms(spec.rl.rewards)
     starts = _start_checkpoints(run, base_checkpoint, sft_checkpoint)
-    environment = _environment(run, spec)
+    proving = _proving(run, spec.rl)
+    environment = _environment(run, spec, proving)
     teacher = _teacher_folder(run, spec.rl, environment)
     requests = {
         seed: grpo.GrpoRequest(
@@ -208,12 +219,15 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
             "checkpoints", [c for s, r in requests.items() for c in grpo.checkpoint_rows(r, reports[s])]
         ),
         "training_log": from_rows("training_log", log),
+        "quarantined": rejected_table(proving.rejected, run.node.name),
         **grpo.recorded(run.lake, requests, reports),
     }
     rewards = {term.function: version_of(term.function) for term in spec.rl.rewards}
     return Produced(
         tables=tables,
-        checks=grpo_checks.checks(spec.rl, reports, tables, len(environment.tasks), environment.left_out),
+        checks=grpo_checks.checks(
+            spec.rl, reports, tables, len(environment.tasks), environment.left_out, len(proving.rejected)
+        ),
         metadata={
             "rates": Markdown(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
@@ -224,24 +238,31 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
     )
 
 
-def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
-    """Return the tasks of the spec's suite, and everything that is needed to roll the policy out on them."""
+def _proving(run: AssetRun, section: RLSection) -> Proving:
+    """Return the training tasks of a section's suite, to be proved."""
+    assert section.suite  # RLSection requires it
+    offered = read_tasks(run.read("tasks", "tasks", key=section.suite), "train")
+    if section.tasks_from:
+        offered = chosen_tasks(section.tasks_from, section.suite, offered, run.lake)
+    return Proving(run, section.suite, offered)
+
+
+def _environment(run: AssetRun, spec: ExperimentSpec, proving: Proving) -> RLEnvironment:
+    """Return the proved tasks of a suite, and everything that is needed to roll the policy out on them.
+
+    All are proved before the first round, because the trainer shuffles all of them by the seed.
+    """
     from etpi_resources.chat.format import load_chat_format
 
-    assert spec.rl.suite  # RLSection requires it
-    family = load_family(run.specs.suites[spec.rl.suite].family)
-    offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
-    if spec.rl.tasks_from:
-        offered = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, offered, run.lake)
-    proved = list(Proving(run, spec.rl.suite, offered))
-    tasks = trusted_tasks(run.key, family, proved, spec.rl.min_trust)
+    suite = run.specs.suites[proving.suite]
+    family = load_family(suite.family)
     environment = RLEnvironment(
-        tasks=tasks,
+        tasks=trusted_tasks(run.key, family, list(proving), spec.rl.min_trust),
         family=family,
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.template_kwargs,
-        judge=judge_of(run.specs.suites[spec.rl.suite].family),
+        judge=judge_of(suite.family),
     )
     return with_prompts_that_fit(spec.rl, environment)
 

@@ -29,12 +29,14 @@ def checks(
     tables: Mapping[str, pa.Table],
     tasks: int,
     left_out: Sequence[str],
+    rejected: int = 0,
 ) -> list[CheckOutcome]:
     """Return the outcomes of `rl_checkpoint` for all seeds; `prompts_fit` and `groups_vary` only warn.
 
     Args:
         tasks: the number of tasks that were trained on.
         left_out: tasks whose prompt is too long.
+        rejected: the number of tasks that could not be proved.
     """
     samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies", "teacher_logprobs"]).to_pylist()
     varied, proved = _groups_vary(section, samples), proofs(reports)
@@ -45,16 +47,17 @@ def checks(
         _advantages_hold(section, samples),
         _weights_recent(section, samples),
         *outcomes_of_seeds([partial(_gap, section)], reports),
-        prompts_fit(section, tasks, left_out),
+        prompts_fit(section, tasks, left_out, rejected),
         varied,
         *proved,
     ]
 
 
-def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str]) -> CheckOutcome:
+def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str], rejected: int = 0) -> CheckOutcome:
     """Warn of tasks that were left out because their first prompt is longer than `max_prompt_tokens`."""
-    figures = {"tasks": kept, "left_out": len(left_out)}
-    words = {"most": section.max_prompt_tokens, "found": kept + len(left_out), "first": ", ".join(left_out[:5])}
+    figures = {"tasks": kept, "left_out": len(left_out), "quarantined": rejected}
+    figures["found"] = sum(figures.values())
+    words = {"most": section.max_prompt_tokens, "first": ", ".join(left_out[:5])}
     return outcome("prompts_fit", not left_out, figures, **words)
 
 

@@ -166,15 +166,18 @@ def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) 
     return outcome("counts_reconcile", not problems, shown, problems="; ".join(problems))
 
 
-def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
+def tasks_as_asked(requested: int | None, had: int, split: str, rejected: int | None = None) -> CheckOutcome:
     """Warn if the suite has fewer tasks than the spec requests; rates then rest on fewer tasks.
 
     Args:
         requested: number of tasks in the spec; None: no limit, as for imports.
         had: number of tasks used.
+        rejected: tasks that could not be proved, where no other check of the asset counts them.
     """
     case = "unlimited" if requested is None else ""
     figures = {"asked": requested, "had": had}
+    if rejected is not None:
+        figures |= {"found": had + rejected, "quarantined": rejected}
     return outcome("tasks_as_asked", requested is None or had >= requested, figures, case=case, split=split)
 
 

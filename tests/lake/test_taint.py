@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -10,13 +11,18 @@ from typing import Any
 
 import pytest
 
+from etpi.cli import main
+from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports.leaderboard import EvaluatedExperiment, board, leaderboard
 from etpi_assets.reports.tainted import checkpoint_lines
+from etpi_assets.resources import Resources
+from etpi_resources import links
 from etpi_resources.lake import catalog, taint
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.lake.schemas import from_rows
-from tests.support import small_lake
+from tests.support import small_lake, viewed_lake
+from tests.support.graph import write_spec
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -33,7 +39,7 @@ def flip(lake: Lake, rollout_id: str, asset: str, key: str, *rewards: float | No
         verdict(rollout_id, f"judge {n}", reward, at + timedelta(days=n) if n > 1 else None)
         for n, reward in enumerate(rewards, 1)
     ]
-    small_lake.put(lake, asset, key, {"verdicts": rows})
+    small_lake.put(lake, asset, key, {"verdicts": rows}, notes={"later_verdicts": len(rewards) - 1})
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def lake(made: Path, tmp_path: Path) -> Lake:
     return Lake(shutil.copytree(made, tmp_path / "data"))
+
+
+@pytest.fixture
+def command(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs etpi on the lake, and returns its exit code and output."""
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
+    for name in ("strong", "follow_up", "reinforced"):
+        write_spec(tmp_path / "specs", "experiments", name, 'extends = "plan_first_tiny"\n')
+    return lambda *arguments: (main([*arguments]), capsys.readouterr().out)
 
 
 def tainted(lake: Lake, *names: str) -> set[tuple[str, str, str, float]]:
@@ -146,3 +162,52 @@ def test_board_has_the_share_of_tainted_checkpoints() -> None:
     table = leaderboard([EvaluatedExperiment("a", "A", metrics)], {("a", "sft"): 0.25})
     assert {row["checkpoint_role"]: row["tainted"] for row in table.to_pylist()} == {"base": None, "sft": 0.25}
     assert "tainted: 25 %" in board(table)
+
+
+def test_tainted_checkpoints_are_shown_by_status_taint_page_and_board(lake: Lake, command: Any, tmp_path: Path) -> None:
+    page = links.experiment_page("strong")
+
+    def shown(file: str) -> list[bool]:
+        texts = [command("status", "strong")[1], command("taint")[1]]
+        path = viewed_lake.build(lake, tmp_path / file)
+        texts.append(viewed_lake.client(lake, path).get(page).text)
+        return ["etpi run strong --rebuild sft_checkpoint" in text for text in texts]
+
+    assert shown("before.duckdb") == [False] * 3
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    assert shown("after.duckdb") == [True] * 3
+    code, text = command("taint", "--json")
+    (walked,) = [row for row in json.loads(text)["tainted"] if row["name"] == "sft1"]
+    (flipped,) = json.loads(text)["flips"]
+    assert (code, walked["share"], walked["rollouts"]) == (0, 1.0, 1)
+    assert (flipped["rollout_id"], flipped["old_judge"], flipped["new_judge"]) == ("r1", "judge 1", "judge 2")
+    (status,) = json.loads(command("status", "strong", "--json")[1])
+    assert {row["name"] for row in status["tainted"] if row["kind"] == "checkpoint"} == {"sft1-100", "sft1"}
+    pooled = [small_lake.metric("strong", role, "solved", 0.5) | {"seed": None} for role in ("base", "sft")]
+    small_lake.put(lake, "eval_metrics", "strong", {"metrics": pooled})
+    resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
+    board = asset_definitions()["leaderboard"].execute("all", resources, again=True).manifest
+    rows = lake.read(board.ref, "leaderboard").to_pylist()
+    shares = {row["checkpoint_role"]: row["tainted"] for row in rows if row["experiment"] == "strong"}
+    assert shares == {"base": None, "sft": 1.0}
+
+
+def test_kept_flips_leave_status_and_catalog_at_once_with_their_reason(lake: Lake, command: Any) -> None:
+    flip(lake, "s-1", "rl_rewards", "reinforced", 0.0, 1.0)
+    assert "--rebuild rl_checkpoint" in command("status", "reinforced")[1]
+    assert command("taint", "--keep", "a test that was too strict")[0] == 0
+    assert "--rebuild rl_checkpoint" not in command("status", "reinforced")[1]
+    assert json.loads(command("taint", "--json")[1]) == {"flips": [], "tainted": []}
+    with catalog.connect() as connection:
+        assert connection.sql("SELECT kept FROM flips").fetchall() == [("a test that was too strict",)]
+    assert command("taint", "--keep", "again")[0] == 1, "there is none left to keep"
+
+
+def test_query_of_the_docs_names_the_checkpoints_that_were_trained_on_flipped_verdicts(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    text = (Path(__file__).parents[2] / "docs/queries.md").read_text()
+    (query,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    with catalog.in_memory(lake, GRAPH.values()) as connection:
+        rows = connection.sql(query).fetchall()
+    trained = {("strong", "sft1-100"), ("strong", "sft1"), ("follow_up", "sft2"), ("reinforced", "rl1")}
+    assert {row[:2] for row in rows} == trained and {row[-1] for row in rows} == {1}

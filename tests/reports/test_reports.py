@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -319,13 +320,13 @@ def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
     assert "46 → 6 (7.7× fewer)" in page
 
 
-def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
+def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC, tainted: Sequence[str] = ()) -> str:
     rows = [
         {"split": split, "payload": f'{{"source": "omni", "license": "{licence}"}}'}
         for split, licence in (("train", "mit"), ("train", "mit"), ("heldout", "mit"))
     ]
     sets = {name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets}
-    experiment = replace(_experiment(), spec=spec, rollout_sets=sets, tainted=())
+    experiment = replace(_experiment(), spec=spec, rollout_sets=sets, tainted=tainted)
     base = from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}])
     return model_card.render(experiment, replace(tables, tasks=from_rows("tasks", rows)), base)
 
@@ -337,6 +338,12 @@ def test_card_names_base_data_and_intervals(tables):
     assert card.startswith("---\nlicense: apache-2.0")
     assert "| Trained on | cpu, 2 threads; torch 2.13.0, trl 1.0 |" in card
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0 % [" in card
+
+
+def test_card_and_report_name_what_is_tainted(tables):
+    sentence = "tainted: checkpoint strong sft seed 0 step 200"
+    assert sentence not in _card(tables) and sentence in _card(tables, tainted=[sentence])
+    assert sentence in html.render(replace(_experiment(), tainted=[sentence]), tables)[0]
 
 
 def test_card_of_an_experiment_that_trained_nothing_says_so(tables):

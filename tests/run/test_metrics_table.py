@@ -20,7 +20,9 @@ SIGNED = r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]"
 TASKS = 24
 
 
-def _evaluated(folder, rewards: dict[str, float], experiment: str = "e", stale: bool = False) -> Lake:
+def _evaluated(
+    folder, rewards: dict[str, float], experiment: str = "e", stale: bool = False, judge: str | None = None
+) -> Lake:
     """A lake with an evaluation over 24 tasks; `rewards`: role -> share of tasks solved, every turn parsed."""
     lake, rollouts, scores, agents = Lake(folder), [], [], []
     for role, share in rewards.items():
@@ -28,7 +30,7 @@ def _evaluated(folder, rewards: dict[str, float], experiment: str = "e", stale: 
             rollout = {"rollout_id": f"{role}{i}"}
             task = rollout | {"task_id": f"t{i}"}
             rollouts.append(task | {"origin": "eval", "checkpoint_role": role, "seed": 0, "decoding": "greedy"})
-            scores.append(task | {"reward": float(i < share * TASKS), "infrastructure_error": False})
+            scores.append(task | {"reward": float(i < share * TASKS), "infrastructure_error": False, "judge": judge})
             of_agent = {"agent_id": "a", "exit_status": "Submitted", "parse_rate": 0.5 if role == "rl" else 1.0}
             agents.append(rollout | of_agent | {"turns": 4})
     tables = {"scores": from_rows("scores", scores), "agent_scores": from_rows("agent_scores", agents)}
@@ -67,6 +69,13 @@ def test_table_has_teacher_base_student_and_signed_change_within_100_columns(tmp
     assert "+0.50" in _line(text, "  solved") and "  no metric fell" in lines
     assert "other: no metrics" in lines and max(map(len, lines)) <= 100
     assert "t1" not in text and "plan_first" not in text, "only what was measured"
+
+
+@pytest.mark.parametrize(("judge", "warned"), [("judge 2, judge.r2e 3", False), ("judge 2, judge.r2e 4", True)])
+def test_rewards_of_several_judges_are_not_compared_without_a_word(tmp_path, judge, warned):
+    _evaluated(tmp_path, {"base": 0.5}, judge="judge 2, judge.r2e 3")
+    text = metrics_table(_evaluated(tmp_path, {"base": 0.5}, "other", judge=judge), ["e", "other"])
+    assert ("  e: judge 2, judge.r2e 3" in text, f"  other: {judge}" in text) == (warned, warned)
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.0, "never solved"), (1.0, "always solved"), (0.5, "")])

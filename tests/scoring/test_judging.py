@@ -19,23 +19,34 @@ from etpi_assets.planning.planner import plan
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
-from etpi_assets.scoring.judging import RECORDED, Bench, Judging, Planned, planned, with_verdicts
+from etpi_assets.scoring.judging import RECORDED, Bench, Judged, Judging, planned, with_verdicts
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
+from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support import swe_suite
 from tests.support.audited import write_rows
+from tests.support.graph import write_spec
 from tests.support.recorded_runs import pair_run
 from tests.support.recorded_runs import verdict as recorded_verdict
 from tests.support.repositories import FILES, OFFLINE, Repository, solved
 from tests.support.rows import r2e_row
+from tests.support.small_lake import put
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 4\nheldout = 24\n'
 SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\n'
 JUDGE = type(FAMILY).judge
 REF = Ref("scored_rollouts", "rollout_set", "little")
+EXPERIMENT = """\
+extends = "plan_first_rl_tiny"
+rollout_sets = ["little"]
+[rl]
+suite = "little"
+[evaluate]
+suite = "little"
+"""
 
 
 @pytest.fixture
@@ -137,6 +148,40 @@ def test_dry_run_says_what_would_be_judged_and_judges_nothing(
     assert figures["seconds"] > 0  # one verdict was measured
 
 
+def test_rollouts_of_evaluation_and_reinforcement_are_judged_again_and_share_verdicts(
+    resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_spec(tmp_path / "specs", "experiments", "own", EXPERIMENT)
+    raw = Ref("raw_rollouts", "rollout_set", "little")
+    read = {name: resources.lake.read(raw, name).to_pylist() for name in ("rollouts", "agents", "turns", "messages")}
+    ids = [row["rollout_id"] for row in read["rollouts"]]
+    samples = [{"rollout_id": rollout_id, "seed": 0, "step": n} for n, rollout_id in enumerate(ids)]
+    trained = put(resources.lake, "rl_checkpoint", "own", {**read, "rl_samples": samples})
+    labels = {"origin": "eval", "checkpoint_role": "base", "decoding": "t1"}
+    put(resources.lake, "eval_rollouts", "own", {**read, "rollouts": [row | labels for row in read["rollouts"]]})
+    old = versions.judge_of("coop_tiny_shared")
+    failing = next(row["task_id"] for row in verdicts(resources) if row["reward"] == 1.0)
+    judged_ids = raise_judge(monkeypatch, 98, failing)
+    tasks.execute("little", resources)
+    judged_ids.clear()
+    capsys.readouterr()
+    assert rejudge("own", (), dry_run=True, as_json=True) == 0 and not judged_ids
+    figures = json.loads(capsys.readouterr().out)
+    assert [(each["asset"], each["to_judge"]) for each in figures] == [("eval_metrics", 3), ("rl_rewards", 3)]
+    assert rejudge("own", (), dry_run=False, as_json=True) == 0
+    assert sorted(judged_ids) == sorted(row["task_id"] for row in read["rollouts"]), "once for both"
+    for asset in ("eval_metrics", "rl_rewards"):
+        rows = verdicts(resources, Ref(asset, "experiment", "own"))
+        of_task = [(row["judge"], row["reward"]) for row in rows if row["task_id"] == failing]
+        assert of_task == [(old, 1.0), (versions.judge_of("coop_tiny_shared"), 0.0)]
+    rewards = resources.lake.read(Ref("rl_rewards", "experiment", "own"), "rewards").to_pylist()
+    assert {row["value"] for row in rewards if row["task_id"] == failing} == {-1.0}
+    assert resources.lake.require(trained.ref).version == trained.version
+    with catalog.connect(resources.lake.root) as connection:
+        flips = connection.sql("SELECT origin, count(*) FROM flips GROUP BY ALL").fetchall()
+    assert {*flips} == {("eval", 1), ("rl", 1)}
+
+
 def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
     resources: Resources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +191,7 @@ def test_a_task_that_is_judged_by_itself_is_proved_by_the_same_judge(
     judged_ids = raise_judge(monkeypatch, 99)
     unproved = {row["task_id"] for row in verdicts(resources)[:1]}
 
-    def proved(self: Judging, bench: Bench, plan: Planned) -> Bench:
+    def proved(self: Judging, bench: Bench, plan: Judged) -> Bench:
         refused = [work for work in plan.work if work.task_id in unproved]
         plan.refused += Counter({"task_unproved": len(refused)})
         plan.work = [work for work in plan.work if work not in refused]

@@ -64,13 +64,15 @@ def put(
     tables: dict[str, list[dict[str, Any]]],
     checks: tuple[CheckOutcome, ...] = (),
     inputs: dict[str, str] | None = None,
+    **more: Any,
 ) -> Manifest:
     """Publish rows as an asset's version; its other tables are empty."""
     node = GRAPH[asset]
     filled: dict[str, pa.Table] = {name: empty(name) for name in node.tables}
     filled |= {name: from_rows(name, rows) for name, rows in tables.items()}
     ref = Ref(asset, node.set, key)
-    return lake.publish(ref, filled, input_key=f"{asset}:{key}", inputs=inputs or {}, spec_hash="s", checks=checks)
+    keys = {"input_key": f"{asset}:{key}", "inputs": inputs or {}, "spec_hash": "s"}
+    return lake.publish(ref, filled, **keys, checks=checks, **more)
 
 
 def spec(noun: str, name: str, title: str, **content: Any) -> dict[str, list[dict[str, Any]]]:

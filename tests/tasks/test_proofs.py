@@ -8,27 +8,50 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from etpi.commands import dry_run
+from etpi.rehearsal.costs import costs
 from etpi_assets.asset import AssetRun
+from etpi_assets.evaluation.assets import eval_rollouts
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning import versions
 from etpi_assets.planning.planner import plan
+from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.rollouts.teachers import reference_policy
 from etpi_assets.tasks import proofs
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.family import CALIBRATIONS, Family, RejectedInput, Task, Verdict
 from etpi_assets.tasks.proofs import Prover, Proving
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.lake.lake import Ref
+from etpi_assets.worlds.coop_tiny_shared import FAMILY as COOP
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import Request
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.engines.serving import Checkpoint
+from etpi_resources.lake.lake import Lake, Ref
 from tests.support import swe_suite
+from tests.support.graph import ROLLOUT_SET, write_spec
 from tests.support.repositories import Repository
+from tests.support.small_lake import put
+
+SUITE = 'extends = "coop_tiny_shared"\nproof = "ahead"\n[params]\ntrain = 4\nheldout = 24\n'
+EVALUATED = """\
+title = "x"
+rollout_sets = ["few"]
+base = {kind = "tiny"}
+evaluate = {suite = "little", roles = ["base"], decodings = [{name = "greedy"}], tasks = 2}
+"""
 
 
 class Counting(Family):
@@ -138,7 +161,94 @@ def test_tasks_that_cannot_be_proved_ahead_are_set_aside_and_the_rest_is_rolled_
     manifest = raw_rollouts.execute("set_reference", resources).manifest
     assert not manifest.blocked and manifest.rows["rollouts"] == 2 and manifest.rows["quarantined"] == 1
     (row,) = resources.lake.read(manifest.ref, "quarantined").to_pylist()
-    assert (row["asset"], row["source"], row["reason"]) == ("tasks", "moor__moor-0", "reference_fails")
+    assert (row["asset"], row["source"], row["reason"]) == ("raw_rollouts", "moor__moor-0", "reference_fails")
+
+
+@pytest.mark.parametrize(("sandbox", "images"), [("bubblewrap", "no images"), ("docker", "under 7 GiB")])
+def test_dry_run_and_rehearsal_name_time_and_disk_of_the_proofs_that_are_missing(
+    sandbox: str,
+    images: str,
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ETPI_IMAGES_GIB", "7")
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
+    monkeypatch.setattr("etpi.rehearsal.proofs.worker_count", lambda: 2)
+    resources = swe_suite.make(tmp_path, repository, tasks=9, used=7)
+    file = tmp_path / "specs/suites/suite.toml"
+    file.write_text(file.read_text().replace("bubblewrap", sandbox))
+    own = EVALUATED.replace('"few"', '"set_reference"').replace('"little"', '"suite"')
+    write_spec(tmp_path / "specs", "experiments", "own", own)
+    resources = replace(resources)  # reads the specs again
+    prover = Prover.of(AssetRun(GRAPH["tasks"], "suite", resources), "suite")
+    assert prover
+    prover.folder.mkdir(parents=True)
+    first = next(iter(prover.family.load("suite", 0, resources.specs.suites["suite"].params)))
+    assert isinstance(first, Task)
+    prover._file(first).write_text(json.dumps({"seconds": 20.0, "calibrations": None}))
+    assert dry_run(["own"], ()) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("proofs of suite")]
+    (cost,) = [cost for cost in costs("own", resources.specs) if cost.part == "proofs suite"]
+    for text in (line, f"{cost.value}; {cost.formula}"):
+        assert "6 of 7 tasks" in text and "about 1:00 on 2 cores" in text and images in text
+
+
+class Served:
+    """Serves a checkpoint whose policy is the reference; notes when the first turn is requested."""
+
+    at_once = 1
+
+    def __init__(self) -> None:
+        self.started, self.requests, self.answer = threading.Event(), 0, reference_policy(COOP)
+
+    def policy(self, request: Request) -> str:
+        self.started.set()
+        self.requests += 1
+        return self.answer(request)
+
+    def engine(self, checkpoint: Checkpoint) -> AbstractContextManager[ScriptedEngine]:
+        return nullcontext(ScriptedEngine(self.policy, load_chat_format("tiny"), checkpoint.name))
+
+    def close(self) -> None: ...
+
+
+def test_evaluation_rolls_out_proved_tasks_while_others_are_proved_and_stores_the_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None
+) -> None:
+    write_spec(tmp_path / "specs", "suites", "little", SUITE)
+    write_spec(tmp_path / "specs", "rollout_sets", "few", ROLLOUT_SET.replace("small", "little"))
+    write_spec(tmp_path / "specs", "experiments", "own", EVALUATED)
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs")
+    tasks.execute("little", resources)
+    for asset in ("sft_checkpoint", "rl_checkpoint", "serving_probe"):
+        put(resources.lake, asset, "own", {})
+    base = {"checkpoint_id": "b" * 64, "role": "base", "path": str(tmp_path), "step": 0}
+    put(resources.lake, "base_checkpoint", "own", {"checkpoints": [base]})
+    served, outcomes = Served(), Prover.outcomes
+    monkeypatch.setattr(Resources, "serving", lambda *_: served)
+
+    def watched(*arguments: Any) -> Iterator[Task | RejectedInput]:
+        rejected, first, *rest = outcomes(*arguments)
+        yield RejectedInput(getattr(rejected, "task_id", ""), "reference_fails", "x")
+        yield first
+        assert served.started.wait(60), "no rollout started before the last proof"
+        yield from rest
+
+    monkeypatch.setattr(Prover, "outcomes", watched)
+    manifest = eval_rollouts.execute("own", resources).manifest
+    assert not manifest.blocked and manifest.rows["rollouts"] == 2
+    offered = resources.lake.read(Ref("tasks", "suite", "little"), "tasks").to_pylist()
+    first = next(task["task_id"] for task in offered if task["split"] == "heldout")
+    (row,) = resources.lake.read(manifest.ref, "quarantined").to_pylist()
+    assert (row["asset"], row["source"], row["reason"]) == ("eval_rollouts", first, "reference_fails")
+    (figures,) = [check["figures"] for check in manifest.checks if check["name"] == "tasks_as_asked"]
+    assert (figures["found"], figures["quarantined"], figures["had"]) == (3, 1, 2)
+    before = served.requests
+    again = eval_rollouts.execute("own", resources, again=True).manifest
+    assert (again.version, served.requests) == (manifest.version, before), "journals have all rollouts"
 
 
 _RUN = """

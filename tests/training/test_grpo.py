@@ -22,6 +22,7 @@ import torch
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs.training import RLSection
+from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.training import assets, grpo
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_resources.chat.format import load_chat_format
@@ -51,9 +52,13 @@ def catalog_of(lake: Lake, path: Path):
 
 
 def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, base, monkeypatch):
-    lake = prepared(tmp_path, base)
+    lake, rejected = prepared(tmp_path, base), RejectedInput("unproved", "reference_fails", "x")
+    monkeypatch.setattr(assets.Proving, "_outcomes", lambda self: iter([rejected, *self.offered]))
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
+    assert [(r["asset"], r["source"]) for r in rows(lake, "quarantined")] == [("rl_checkpoint", "unproved")]
+    (figures,) = [check["figures"] for check in outcome.manifest.checks if check["name"] == "prompts_fit"]
+    assert (figures["tasks"], figures["quarantined"], figures["found"]) == (8, 1, 9)
     assert [check["name"] for check in outcome.manifest.checks] == list(CHECKS["rl_checkpoint"])
     checkpoints = rows(lake, "checkpoints")
     assert [(r["role"], r["step"], r["final"]) for r in checkpoints] == [("rl", 2, False), ("rl", 4, True)]
