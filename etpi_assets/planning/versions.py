@@ -22,10 +22,25 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 
 FILE = Path(__file__).with_name("versions.toml")
-COMPONENTS: Mapping[str, Mapping[int, str]] = {
-    name: {int(number): text for number, text in rows.items()}
-    for name, rows in tomllib.loads(FILE.read_text("utf-8")).items()
+_PACKAGE = FILE.parents[1]
+WORLDS = sorted(module.parent.name for module in (_PACKAGE / "worlds").glob("*/__init__.py"))
+"""The embedded worlds: the packages of `worlds`."""
+_FIRST = {
+    **{f"family.{world}": "tasks and scripted policy" for world in WORLDS},
+    **{f"judge.{world}": "verdicts" for world in WORLDS},
+    **{f"importer.{file.stem}": "recorded rollouts" for file in (_PACKAGE / "importers/formats").glob("*.toml")},
 }
+"""Component of a world or format -> the line of its number 1, which the file does not have."""
+
+
+def _components() -> Mapping[str, Mapping[int, str]]:
+    numbers = {name: {1: text} for name, text in sorted(_FIRST.items())}
+    for name, rows in tomllib.loads(FILE.read_text("utf-8")).items():
+        numbers[name] = numbers.get(name, {}) | {int(number): text for number, text in rows.items()}
+    return numbers
+
+
+COMPONENTS = _components()
 """Component -> its numbers, each with a line; the highest is that of the running code."""
 DECLARED = "ETPI_VERSION"
 """A plugin whose module assigns it a literal is versioned by that, not by the files of its distribution."""
@@ -221,7 +236,7 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> dict[str, 
 
 def _worlds(families: Iterable[str]) -> list[str]:
     """Return the component of the parts that embedded worlds share, if a family is one."""
-    return ["worlds"] if any((FILE.parents[1] / "worlds" / family).is_dir() for family in families) else []
+    return [] if set(WORLDS).isdisjoint(families) else ["worlds"]
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:

@@ -41,9 +41,12 @@ def tasks(run: AssetRun) -> Produced:
     levels = Counter(trust for task in valid for trust in family.trusts(task))
     weakest_of = Counter(weakest(family.trusts(task) or ["unknown"]) for task in valid)
     run.log(f"{run.label}: {_levels(weakest_of)} tasks; of the tests that have to turn {_levels(levels)}")
+    checks = check_tasks(len(items), valid, rejected, family)
+    if prover is not None and any(check.blocking and not check.passed for check in checks):
+        prover.forget_rejections(loaded)
     return Produced(
         tables={"tasks": task_table(valid), "quarantined": rejected_table(rejected)},
-        checks=check_tasks(len(items), valid, rejected, family),
+        checks=checks,
         metadata={
             "splits": dict(Counter(task.split for task in valid)),
             "repositories": dict(Counter(task.repo for task in valid)),

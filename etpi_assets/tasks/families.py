@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
+from etpi_assets.planning.versions import WORLDS
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, plugin_names, unknown
 from etpi_assets.tasks.family import Family
 
 SHIPPED: Mapping[str, str] = {
     **dict.fromkeys(("answers", "cooperbench", "harbor", "r2e", "swe_bench"), "etpi_assets.tasks"),
-    **dict.fromkeys(
-        ("arithmetic_tiny", "coop_tiny_shared", "repo_fix_tiny", "running_sum", "terminal_tiny"), "etpi_assets.worlds"
-    ),
+    **dict.fromkeys(WORLDS, "etpi_assets.worlds"),
 }
 """Family -> the package of its module."""
 

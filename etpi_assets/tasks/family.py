@@ -253,7 +253,7 @@ class Family(Protocol):
             solution = "\n".join(self.reference_commands(task))
             for folder in (f"{index}/{run}/" for run in range(REFERENCE_RUNS)):
                 files |= {folder + path: text for path, text in start.items()}
-                commands.append(f"(cd {folder} && {solution})")
+                commands.append(f"(mkdir -p {folder} && cd {folder} && {solution})")
         with sandboxes.create(files, Limits(command_seconds=240.0)) as sandbox:
             sandbox.run("\n".join(commands))
             final = sandbox.read_files()

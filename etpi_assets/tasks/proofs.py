@@ -86,6 +86,12 @@ class Prover:
             start = perf_counter()
         return [outcome for task in tasks if (outcome := known[task.task_id]) is not None]
 
+    def forget_rejections(self, tasks: Sequence[Task]) -> None:
+        """Remove the stored rejections of a blocked suite, so that the next run proves these tasks again."""
+        for task in tasks:
+            if isinstance(self.finished(task), RejectedInput):
+                self._file(task).unlink()
+
     def outcomes(self, tasks: Iterable[Task], expected: int, run: AssetRun) -> Iterator[Task | RejectedInput]:
         """Yield the outcomes of tasks in order, as they are proved on all cores."""
         size = 1 if self.family.keeps_proofs else BATCH

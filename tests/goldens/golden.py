@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -22,7 +21,6 @@ import torch
 
 HERE = Path(__file__).parent
 GOLDENS = HERE / "goldens.jsonl"
-VERSIONS = HERE.parents[1] / "etpi_assets" / "planning" / "versions.toml"
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """Floats agree within RELATIVE of the larger, plus ABSOLUTE. In float32, CPUs and numbers of threads differ by 1e-6 to
@@ -257,12 +255,6 @@ def write_goldens(goldens: Mapping[Key, Golden], path: Path = GOLDENS) -> None:
         for (component, name), golden in sorted(goldens.items())
     ]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-
-
-def read_versions(path: Path = VERSIONS) -> Versions:
-    """Return the numbers of each component with their lines."""
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {component: {int(number): line for number, line in lines.items()} for component, lines in table.items()}
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.goldens.golden import Case, fault, load_cases, read_goldens, read_versions, unpinned, values_of
+from etpi_assets.planning.versions import COMPONENTS
+from tests.goldens.golden import Case, fault, load_cases, read_goldens, unpinned, values_of
 
 CASES = load_cases()
-VERSIONS = read_versions()
 WITHOUT_CASES = {
     "engine.openai": "a server answers",
     "engine.transformers": "a model samples",
@@ -25,7 +25,7 @@ def goldens():
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: f"{case.component}-{case.name}".replace(" ", "_"))
 def test_result_is_its_golden(case: Case, goldens) -> None:
-    problem = fault(case.key, goldens.get(case.key), values_of(case.compute()), VERSIONS)
+    problem = fault(case.key, goldens.get(case.key), values_of(case.compute()), COMPONENTS)
     if problem:
         pytest.fail(problem, pytrace=False)
 
@@ -35,4 +35,4 @@ def test_goldens_are_of_cases(goldens) -> None:
 
 
 def test_every_component_has_a_case_or_a_reason() -> None:
-    assert not list(unpinned(VERSIONS, CASES, WITHOUT_CASES))
+    assert not list(unpinned(COMPONENTS, CASES, WITHOUT_CASES))

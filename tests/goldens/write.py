@@ -8,8 +8,9 @@ import sys
 from collections.abc import Collection
 from contextlib import redirect_stderr, redirect_stdout
 
+from etpi_assets.planning.versions import COMPONENTS
 from tests.goldens.folders import new_folder
-from tests.goldens.golden import load_cases, read_goldens, read_versions, rewritten, values_of, write_goldens
+from tests.goldens.golden import load_cases, read_goldens, rewritten, values_of, write_goldens
 
 
 def main(components: Collection[str] = ()) -> int:
@@ -23,7 +24,7 @@ def main(components: Collection[str] = ()) -> int:
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):  # the trainers' progress
         results = {key: values_of(case.compute()) for key, case in cases.items() if key[0] in chosen}
-    after, refusals = rewritten(before, results, read_versions())
+    after, refusals = rewritten(before, results, COMPONENTS)
     if refusals:
         print("\n".join(refusals), "\nnothing was written", sep="\n", file=sys.stderr)
         return 1

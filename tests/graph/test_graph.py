@@ -64,7 +64,6 @@ def test_dagster_has_the_graph_of_the_snapshot():
             "group": node.group_name,
             "partitions": partitions,
             "upstream": sorted(parent.to_user_string() for parent in node.parent_keys),
-            "checks": sorted(check.name for check in node.check_keys),
         }
     if not SNAPSHOT.exists():
         SNAPSHOT.write_text(json.dumps(outcome, indent=1) + "\n")

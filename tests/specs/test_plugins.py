@@ -191,6 +191,12 @@ def test_reward_that_is_no_share_is_an_error(reward: object) -> None:
         family.judge(task, {"agent1": {}}, BubblewrapFactory())
 
 
+def test_task_without_files_is_proved() -> None:
+    family = JudgedRows("noted", lambda task, files, sandboxes: float(files.get("note") == "moored\n"))
+    task = Task("t", "s", "r", "train", "Note.", {"files": {}, "solution": ["echo moored > note"]}, "h")
+    assert list(family.validate([task], BubblewrapFactory())) == [task]
+
+
 def test_name_that_etpi_gives_cannot_be_replaced(site: Path) -> None:
     distribution(site, "greedy", "etpi.rewards", "outcome = own_plugin.rewards:brevity")
     with pytest.raises(SpecError, match=r"etpi and greedy 1\.0; uninstall greedy 1\.0"):

@@ -115,6 +115,14 @@ def test_lack_of_an_image_is_asked_for_again(tmp_path: Path) -> None:
     assert prover.family.asked == ["lost", "lost"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_rejections_of_a_blocked_suite_are_proved_again(tmp_path: Path) -> None:
+    prover = Prover(Counting(), None, tmp_path)  # pyright: ignore[reportArgumentType]
+    prover.prove(made("one", "bad"))
+    prover.forget_rejections(made("one", "bad", "new"))
+    prover.prove(made("one", "bad"))
+    assert prover.family.asked == ["one", "bad", "bad"]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_changed_task_is_proved_again(tmp_path: Path) -> None:
     prover = Prover(Counting(), None, tmp_path)  # pyright: ignore[reportArgumentType]
     (task,) = made("one")

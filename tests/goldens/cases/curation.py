@@ -84,18 +84,19 @@ ANSWERS = (
 )  # fmt: skip
 
 
-@case("rewards", "functions")
-def rewards() -> dict[str, Any]:
-    """The value of each function for each answer; of verdicts, calls and lengths."""
-    values: dict[str, list[Any]] = {}
-    for name in FUNCTIONS:
+for function_name in FUNCTIONS:
+
+    @case("rewards", f"function {function_name}")
+    def _(name: str = function_name) -> dict[str, Any]:
+        """The value of a function for each answer, or its error."""
+        values: list[Any] = []
         for text in ANSWERS:
             attempt = Attempt("r1", "t1", "Count the lines of a.txt, then search it and pack it.", text)
             try:
-                values.setdefault(name, []).append(float(function_named(name)(attempt)))
+                values.append(float(function_named(name)(attempt)))
             except Exception as error:
-                values.setdefault(name, []).append(type(error).__name__)
-    return values
+                values.append(type(error).__name__)
+        return {"values": values}
 
 
 @case("rewards", "advantages")

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import count_found, detect, import_runs
+from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
@@ -125,27 +125,12 @@ def junk_after(folder: Path, format: str) -> Path:
     return folder
 
 
-FORMATS = (
-    *(
-        "atif",
-        "capture",
-        "claude_code",
-        "codex",
-        "cooperbench",
-        "gemini_cli",
-        "harbor",
-        "inspect",
-        "mapped",
-        "messages",
-    ),
-    *("mini_swe_agent", "nemo_gym", "openai_batch", "openhands", "qwen_code", "r2e_gym", "sharegpt", "swe_agent"),
-    *("tau2", "tito", "trl", "verifiers", "verl"),
-    *("autogen", "bedrock", "completion_log", "goose", "mistral_vibe", "taubench", "vercel_ai"),
-)
 ROW_FORMATS = ("mapped", "messages", "openhands", "r2e_gym", "sharegpt", "tito", "trl", "verl")
 
-for name in FORMATS:
+for name in IMPORTERS:
     case(f"importer.{name}", "tables")(partial(imported, partial(written, format=name), name))
+    if name != "mapped":
+        case("importers", f"detection {name}")(lambda name=name: detect(written(new_folder(), name)))
 for name in ROW_FORMATS:
     case(f"importer.{name}", "refused")(partial(imported, partial(junk_after, format=name), name))
 
@@ -162,11 +147,6 @@ def lost_calls() -> dict[str, Any]:
         return write_lines(folder / "rows.jsonl", rows_)
 
     return imported(write, "openhands")
-
-
-@case("importers", "detection")
-def detection() -> dict[str, str]:
-    return {name: detect(written(new_folder(), name)) for name in FORMATS if name != "mapped"}
 
 
 @case("importers", "keys")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from etpi_assets.planning.versions import WORLDS
 from etpi_assets.tasks import cooperbench, r2e, swe_bench
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.families import load_family
@@ -28,7 +29,6 @@ from tests.support.harbor import make_folder
 from tests.support.repositories import FILES, OFFLINE, Repository, solved
 
 BOX = BubblewrapFactory()
-WORLDS = ("arithmetic_tiny", "coop_tiny_shared", "repo_fix_tiny", "running_sum", "terminal_tiny")
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 60}
 TEXTS = ("output", "log", "error", "message", "not_believed", "problem")
 """Keys of a verdict's details whose values are sentences or other programs' words."""
