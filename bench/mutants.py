@@ -19,6 +19,7 @@ import re
 import resource
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -40,9 +41,9 @@ ELSEWHERE = re.compile(
 )
 """Modules that run in processes of their own, or that are tested by training."""
 PACKAGES = ("etpi", "etpi_assets", "etpi_resources", "tests")
-MOST_TESTS, FIRST_TESTS = 40, 6
+MOST_TESTS, FIRST_TESTS = 100, 12
 """Names of tests that are tried for each mutant, and of those whose files are collected for it."""
-LONGEST = 4
+LONGEST = 10
 """CPU seconds of tests after which a mutant has survived; one that runs ten times as long, in a loop, is killed."""
 
 
@@ -70,31 +71,21 @@ TODO: list[tuple[Mutant, str, list[str]]] = []
 DONE: dict[tuple[str, ...], Mutant] = {}
 
 
-def sample(count: int) -> list[tuple[Mutant, str]]:
-    """Return (mutant, mutated source) of `count` mutants, in an order by hash that edits elsewhere keep."""
-    everything = []
+def all_mutants() -> dict[tuple[str, ...], tuple[Mutant, Mutation]]:
+    """Return every mutant by its key, in an order by hash that edits elsewhere keep."""
+    everything: dict[tuple[str, ...], tuple[Mutant, Mutation]] = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         module = str(path.relative_to(ROOT))
-        if not ELSEWHERE.search(module):
-            source = path.read_text(encoding="utf-8")
-            lines = source.splitlines()
-            for change in [*mutations(source), *_dropped_calls(source)]:
-                was = source.encode()[change.start : change.end].decode()
-                everything.append(
-                    (
-                        Mutant(
-                            module,
-                            change.function,
-                            change.line,
-                            lines[change.line - 1].strip(),
-                            was,
-                            change.replacement,
-                        ),
-                        change,
-                    )
-                )
-    everything.sort(key=lambda pair: hashlib.sha256("\0".join(pair[0].key).encode()).digest())
-    return [(mutant, change.apply((ROOT / mutant.module).read_text())) for mutant, change in everything[:count]]
+        if ELSEWHERE.search(module):
+            continue
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        for change in [*mutations(source), *_dropped_calls(source)]:
+            was, text = source.encode()[change.start : change.end].decode(), lines[change.line - 1].strip()
+            mutant = Mutant(module, change.function, change.line, text, was, change.replacement)
+            everything.setdefault(mutant.key, (mutant, change))
+    order = sorted(everything, key=lambda key: hashlib.sha256("\0".join(key).encode()).digest())
+    return {key: everything[key] for key in order}
 
 
 def _dropped_calls(source: str) -> Iterator[Mutation]:
@@ -121,12 +112,12 @@ def pytest_configure(config: pytest.Config) -> None:
     done = {
         row.key: row for row in (Mutant(**row) for row in known) if not again.search(f"{row.module}:{row.function}")
     }
-    rows = sample(config.getoption("--mutants"))
-    callers = Callers()
-    for mutant, source in rows:
-        if mutant.key not in done:
+    mutants, callers = all_mutants(), Callers()
+    DONE.update((key, replace(row, line=mutants[key][0].line)) for key, row in done.items() if key in mutants)
+    for key, (mutant, change) in list(mutants.items())[: config.getoption("--mutants")]:
+        if key not in DONE:
+            source = change.apply((ROOT / mutant.module).read_text(encoding="utf-8"))
             TODO.append((mutant, source, callers.tests(mutant)))
-    DONE.update((mutant.key, replace(done[mutant.key], line=mutant.line)) for mutant, _ in rows if mutant.key in done)
     files = {path for _, _, names in TODO for name in names[:FIRST_TESTS] for path in callers.files[name]}
     config.args = sorted(map(str, files))
     print(f"{len(TODO)} mutants, {len(files)} files of tests", flush=True)
@@ -157,12 +148,12 @@ Functions = dict[tuple[str, int, str], list[FunctionType]]
 
 def _functions() -> Functions:
     """Return loaded functions by file, first line and name."""
-    found: Functions = {}
+    loaded: Functions = {}
     for thing in gc.get_objects():
         if type(thing) is FunctionType:
             code = thing.__code__
-            found.setdefault((code.co_filename, code.co_firstlineno, code.co_qualname), []).append(thing)
-    return found
+            loaded.setdefault((code.co_filename, code.co_firstlineno, code.co_qualname), []).append(thing)
+    return loaded
 
 
 def _run(
@@ -184,15 +175,19 @@ def _run(
                 function.__code__ = changed
             os.write(answer, json.dumps(_first_failure(items, session)).encode())
             atexit._run_exitfuncs()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(answer)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    text = os.read(results, 10_000).decode() or '["no result: too long, or the process died", 0]'
+    text = os.read(results, 10_000).decode()
     os.close(results)
-    killed_by, tests = json.loads(text)
+    if not text and not os.WIFSIGNALED(status):
+        raise RuntimeError(f"the tests of {mutant.module}:{mutant.line} did not run")
+    killed_by, tests = json.loads(text) if text else ("the process died, or ran too long", 0)
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
     where = f"{mutant.module}:{mutant.line} {mutant.function}: {mutant.was!r} -> {mutant.becomes!r}"
@@ -221,8 +216,10 @@ class Callers:
         """The files of each test's name."""
         self.texts: dict[Path, str] = {}
         for path in sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")):
-            self.texts[path] = path.read_text(encoding="utf-8")
-            for node in ast.walk(ast.parse(self.texts[path])):
+            text = path.read_text(encoding="utf-8")
+            if path.name.startswith("test_"):
+                self.texts[path] = text
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     self._add(node, path)
 
@@ -251,12 +248,9 @@ class Callers:
         _, folder, *parts = mutant.module.removesuffix(".py").removesuffix("/__init__").split("/")
         package, name = ".".join([folder, *parts[:-1]]), parts[-1]
         imports = re.compile(rf"\b{package}\.{name}\b|\b{package} import .*\b{name}\b")
-        near = [
-            name
-            for name, paths in self.files.items()
-            if any(path.parent.name == folder or imports.search(self.texts[path]) for path in paths)
-        ]
-        return sorted(near, key=lambda name: (costs.get(name, math.inf), name))[:MOST_TESTS]
+        near = {path for path, text in self.texts.items() if path.parent.name == folder or imports.search(text)}
+        reached = (name for name, paths in self.files.items() if paths & near)
+        return sorted(reached, key=lambda name: (costs.get(name, math.inf), name))[:MOST_TESTS]
 
 
 def _first_failure(items: list[pytest.Item], session: pytest.Session) -> tuple[str, int]:
