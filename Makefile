@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all run rehearse status export \
-  ui view docs docs-site goldens test test-all test-long lint types style bench gpu-check gpu-run clean
+  ui view docs docs-site goldens test test-all test-long mutate lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -162,6 +162,10 @@ test-long: setup consumers mitmproxy  ## commands of docs pages, three machines,
 	@$(BIN)/python bench/kill.py 100 --folder .slow
 	@$(BIN)/python bench/soak.py --minutes 30
 	@$(BIN)/python bench/rehearsals.py --folder .slow
+
+mutate: setup  ## [MUTANTS=200] [AGAIN=curation/gates]: sampled mutants of the code that no quick test may survive (bench/mutants.json)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p bench.mutants -p no:xdist -m quick --assert=plain --quiet \
+	  --mutants $(or $(MUTANTS),200) $(if $(AGAIN),--again $(AGAIN))
 
 lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types style

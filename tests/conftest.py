@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -131,6 +132,19 @@ def code(monkeypatch):
 def world(tmp_path, code):
     """A lake, specs and definitions for tests of the glue."""
     return World(tmp_path, code)
+
+
+@pytest.fixture
+def flushed(monkeypatch) -> list[Path]:
+    """The files and folders that are flushed to disk, in order."""
+    paths, fsync = [], os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", record)
+    return paths
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.agent.actions import read_actions
 from etpi_resources.chat.tool_forms import FORMS, Call, message_calls, parse_structured
+from etpi_resources.chat.tool_forms.call import NO_CALL, UNCLOSED_CALL, ParsedCall
 from etpi_resources.chat.tool_forms.template import Apply, TemplateForm, UnknownToolForm
 
 TRL = Path(pytest.importorskip("trl").__file__ or "").parent / "chat_templates"
@@ -87,6 +88,22 @@ def test_untyped_forms_read_back_arguments_without_tags(name: str, calls: list[C
     ]
     calls_without_tags = [call for call in calls_without_tags if call.arguments]
     assert form.same(form.parse(form.render(calls_without_tags)), calls_without_tags)
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        ("<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n", Call("bash", {"command": "ls"})),
+        ("<arg_key>command</arg_key>\n<arg_value>ls", UNCLOSED_CALL),
+        ("<arg_key>command</arg_key>\n</arg_value>", UNCLOSED_CALL),
+        ("<arg_key>command</arg_key>\nls<arg_value></arg_value>", UNCLOSED_CALL),
+        ("<arg_key>command</arg_key>", UNCLOSED_CALL),
+        ("<arg_key>command<arg_value>ls</arg_value>", UNCLOSED_CALL),
+        ("<b", NO_CALL),
+    ],
+)
+def test_truncated_glm_call_is_no_call(body: str, call: ParsedCall) -> None:
+    assert FORMS["glm"].parse(f"<tool_call>bash\n{body}</tool_call>") == [call]
 
 
 @given(command=TEXTS)

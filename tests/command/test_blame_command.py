@@ -178,4 +178,5 @@ def test_permutation_test_keeps_tasks_apart():
     assert permutation_p([v + (i % 2) for i, v in enumerate(easy)], ["a", "b"] * 20, tasks) < 0.01
     by_task = ["a" if i < 20 else "b" for i in range(40)]
     assert permutation_p(easy, by_task, tasks) > 0.1, "ten tasks are ten units, not forty"
+    assert permutation_p([0, 0, 1, 1], ["a", "a", "b", "b"], ["t"] * 4) == pytest.approx(1 / 3, abs=0.05)
     assert permutation_p(easy, ["a"] * 40, tasks) is None

@@ -561,6 +561,7 @@ OTHER_TEXT = (WHOLE.replace("parser", "parsing") + WRITTEN, WHOLE + ' run echo "
         (WHOLE, [], True),
         (WHOLE[:-8], [], False),
         (WHOLE + " And more.", [], False),
+        (WHOLE + " Fix the parser.", [], False),
         ("Fix the parser.", [], False),
         (WHOLE.replace("See.", "See. More."), [], False),
         *((written, CALLS, False) for written in OTHER_TEXT),

@@ -112,6 +112,17 @@ def test_a_stream_is_written_with_flat_memory(tmp_path: Path) -> None:
     assert written(stream()) > 150e6 and peak - before > 150e6, "the bound would catch it"
 
 
+def test_ranges_of_rows_are_those_of_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
+    paths = [tmp_path / name for name in ("a.parquet", "b.parquet")]
+    for path, rows in zip(paths, (10, 7), strict=True):
+        parquet.write("turns", turns(rows), path)
+    ranges, whole = (parquet.RowRanges("turns", paths, ["turn"]), parquet.read("turns", paths, ["turn"]))
+    for start, stop in ((0, 17), (3, 4), (3, 9), (8, 12), (16, 17), (5, 5)):
+        assert ranges.read(start, stop).equals(whole.slice(start, stop - start))
+    assert ranges.take([1, 9, 10, 16]).equals(whole.take([1, 9, 10, 16]))
+
+
 def test_table_that_does_not_fit_its_schema_raises_with_all_mismatches(lake: Lake) -> None:
     bad = turns(2).drop(["content"]).append_column("extra", pa.array([1, 2]))
     bad = bad.set_column(bad.column_names.index("turn"), "turn", pa.array(["0", "1"]))
@@ -179,6 +190,7 @@ def test_failed_blocking_check_blocks_until_a_good_version(lake: Lake) -> None:
     assert lake.files_of(bad, "turns")[0].exists(), "the refused version is there as evidence"
     assert publish(lake) == good, "the older good content, published again"
     assert lake.blocked(PAIRS) is None and lake.require(PAIRS) == good
+    assert not (lake.root / "tito_pairs/experiment=plan_first/blocked").exists(), "gc keeps what a pointer names"
 
 
 def test_only_failed_blocking_checks_block(lake: Lake) -> None:
@@ -318,6 +330,14 @@ print("done", flush=True)
     assert not list((lake.root / ".staging").iterdir())
 
 
+def test_locks_have_documented_files(lake: Lake) -> None:
+    """Other versions of etpi and child processes take them by these paths."""
+    with lake.lock("publish") as publishing, lake.machine_lock("gpu", 2) as one, lake.machine_lock("gpu", 2) as other:
+        names = [held.path.relative_to(lake.root).as_posix() for held in (publishing, one, other)]
+    assert names == ["locks/publish.lock", "locks/gpu.lock", "locks/gpu-1.lock"]
+    assert lake.machine_lock_file("gpu-1") == other.path
+
+
 def test_lock_names_its_process_and_ends_with_it(lake: Lake) -> None:
     process = child(lake, "with lake.lock('sandboxes'):\n    print('held', flush=True)\n    time.sleep(60)\n")
     assert wait_for_line(process) == "held"
@@ -350,9 +370,10 @@ def saved(lake: Lake, name: str, **files: str) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_adopted_once_by_content(lake: Lake) -> None:
+def test_a_checkpoint_is_adopted_once_by_content(lake: Lake, flushed: list[Path]) -> None:
     first = saved(lake, "a", model_safetensors="w", adapter__config_json="{}")
     content_hash, folder = lake.adopt_checkpoint(first)
+    assert sorted(flushed) == sorted([first / "model.safetensors", first / "adapter/config.json", folder.parent])
     assert folder == lake.checkpoint_dir(content_hash) and (folder / "adapter/config.json").read_text() == "{}"
     assert not first.exists()
     again = saved(lake, "b", model_safetensors="w", adapter__config_json="{}")

@@ -56,8 +56,9 @@ def test_parts_of_another_key_are_removed(tmp_path: Path) -> None:
     Parts(tmp_path, "key").get("a", lambda: PART)
     other = Parts(tmp_path, "other")
     assert other.get("a", lambda: {"pairs": PART["dropped"]}) == {"pairs": PART["dropped"]}
-    other.remove()
-    assert not tmp_path.exists()
+    for _ in range(2):
+        other.remove()
+        assert not tmp_path.exists()
 
 
 def test_part_that_another_process_finished_meanwhile_is_kept(tmp_path: Path) -> None:

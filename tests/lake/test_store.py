@@ -30,6 +30,16 @@ def test_file_is_put_once_and_never_replaced(path, tmp_path):
     assert [read_pointer(each) for each in (path, path.with_name("other"))] == [b"first", b"third"]
 
 
+def test_content_is_on_disk_before_it_has_its_name_and_the_folder_after(path, flushed, monkeypatch):
+    link, replace = os.link, Path.replace
+    monkeypatch.setattr(os, "link", lambda *paths: (flushed.append("named"), link(*paths)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (flushed.append("named"), replace(*paths)))
+    put_if_absent(path, b"1")
+    swap(path, b"2", expected=b"1")
+    for staged, named, folder in (flushed[:3], flushed[3:]):
+        assert staged.name.startswith(".part-0.") and (named, folder) == ("named", path.parent)
+
+
 def test_pointer_replaced_between_opening_and_reading_is_read_again(path, monkeypatch):
     assert put_if_absent(path, b"new")
     read, failures = Path.read_bytes, [errno.ESTALE, errno.ESTALE]

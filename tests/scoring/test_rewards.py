@@ -95,6 +95,8 @@ def test_scores_of_degenerate_answers(name):
         ("cd x && ! false && { wc a; }", ["cd", "false", "wc"]),
         ("set -e; false; wc a", ["set", "false"]),
         ("[ 1 = 2 ] && wc a; exec find a; grep x a", ["[", "find"]),
+        ("false && grep x > b | wc a", ["false"]),
+        ("true && grep x > b | wc a", ["true", "grep", "wc"]),
         ("wc(){ true; }; wc a", []),
         ("cat a |\ngrep b # tar", ["cat", "grep"]),
         ("", []),

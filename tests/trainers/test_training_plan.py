@@ -60,6 +60,15 @@ def test_pass_has_every_sequence_once_within_the_budget(lengths, micro_tokens, s
     assert len({(len(b.sequences), b.length) for b in batches}) <= 2 * len(buckets)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_of_a_pass_are_those_of_its_rows(packed):
+    plan = plan_of([500] * 10, packed=packed)
+    assert plan.packed is packed and max(len(batch.sequences) for batch in plan.batches) == 4
+    for batch in plan.batches:
+        assert batch.packed is packed
+        assert batch.tokens == (batch.length if packed else len(batch.sequences) * batch.length) <= 2048
+
+
 @given(LENGTHS, st.sampled_from([0.3, 1.0, 2.0, 2.5]), st.integers(1, 4))
 @settings(deadline=None)
 def test_epochs_are_counted_in_weighted_rows(lengths, epochs, accumulate):

@@ -26,6 +26,7 @@ from etpi_assets.trajectories.rollout_checks import (
     prompt_figures,
     set_figures,
     set_outcomes,
+    tasks_as_asked,
 )
 from etpi_assets.trajectories.tables import captured_digest, from_tables, to_tables, worst_exit
 from etpi_resources.lake.schemas import TABLES, empty
@@ -250,6 +251,12 @@ def test_turns_without_ids_are_noticed():
     figures = set_figures(failed, {"r": captured_digest(record)}, live=True)
     (outcome,) = [o for o in set_outcomes(figures, total=1, live=True) if o.name == "native_ids_present"]
     assert not outcome.passed and "the harness is gone" in outcome.message
+
+
+def test_number_of_tasks_is_judged_only_if_it_was_requested():
+    unlimited, equal, fewer = (tasks_as_asked(requested, 7, "train") for requested in (None, 7, 8))
+    assert [each.passed for each in (unlimited, equal, fewer)] == [True, True, False]
+    assert "requested" in equal.message and "requested" not in unlimited.message
 
 
 def test_drift_is_counted_and_bounded():

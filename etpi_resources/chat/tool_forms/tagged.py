@@ -117,10 +117,10 @@ def _glm_read(body: str | None) -> ParsedCall:
         return NO_CALL
     arguments: dict[str, Any] = {}
     for pair in rest.split("<arg_key>") if rest else ():
-        key, closed, value = pair.partition("</arg_key>")
+        key, _, value = pair.partition("</arg_key>")
         value, ended, _ = value.partition("</arg_value>")
         before, opened, value = value.partition("<arg_value>")
-        if not (closed and ended and opened) or before.strip():
+        if not (ended and opened) or before.strip():
             return UNCLOSED_CALL
         arguments[key] = value
     return Call(name.strip(), arguments)
