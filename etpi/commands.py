@@ -43,6 +43,7 @@ def run_experiments(
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
+        EngineUnavailable: a spec's server would load code, without `--allow-code`; nothing was run.
         PackageMissing, TrackerMissing: PyTorch or a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
         LakeError: ETPI_CATALOG names a file that is no catalog.
@@ -66,6 +67,7 @@ def run_experiments(
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     preflight.require_variance(steps, specs, lake)
+    preflight.require_code_allowed(steps, specs)
     if backend() is None:  # else placement names what no node offers
         preflight.require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
         preflight.require_libraries(steps, specs)

@@ -27,6 +27,9 @@ def doctor(experiments: Sequence[str] = ()) -> int:
 
     Args:
         experiments: where no container engine answers, that is a fault if one of these needs it, else a note.
+
+    Raises:
+        SpecError: an experiment does not exist.
     """
     lake = Lake.open().root
     token = uuid.uuid4().hex[:12]
@@ -53,6 +56,8 @@ def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
     from etpi_assets.specs.load import load_specs
 
     specs = load_specs()
+    for name in experiments:
+        specs.get("experiment", name)
     suites = {suite for name in experiments for suite in specs.upstream_keys("experiment", name, "suite")}
     named = docker_suites(sorted(suites) if experiments else specs.suites, specs)
     if not named or docker_answers():

@@ -21,6 +21,7 @@ from etpi_assets.specs.training import KEEP_GOING
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded
+from etpi_resources.engines.vllm_options import require_consent
 from etpi_resources.errors import PackageMissing, require_torch
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
@@ -69,6 +70,16 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
                 require_trackers(spec.train.report_to)
         except (PackageMissing, TrackerMissing) as error:
             raise type(error)(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+
+
+def require_code_allowed(steps: Iterable[Step], specs: Specs) -> None:
+    """Raise EngineUnavailable if a server of an open step would load code that this user has not allowed."""
+    for step in open_steps(steps):
+        match specs.get(step.set, step.key):
+            case ExperimentSpec() as spec:
+                require_consent(spec.serving.options)
+            case RolloutSetSpec(engine=EngineSection() as engine):
+                require_consent(engine.options)
 
 
 def _trains(step: Step, spec: ExperimentSpec) -> bool:

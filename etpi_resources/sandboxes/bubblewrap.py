@@ -18,12 +18,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import secrets
 import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -256,13 +254,9 @@ class BubblewrapSandbox(GuestConnection):
         super().__init__(files, limits, environment)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._group: MemoryGroup | None = None
-        self._kills = 0
-        self._pipes: _PipeChannel | None = None
 
     def __enter__(self) -> Self:
         self._check_environment()
-        self._machine_kills = _machine_kills()
         limits = self._limits
         disk = limits.file_bytes * (len(_places(self._environment)) + 1)
         self._group = MemoryGroup.create(limits.memory_bytes + disk + _OVERHEAD)
@@ -281,7 +275,7 @@ class BubblewrapSandbox(GuestConnection):
             )
         finally:
             os.close(read_end)
-        self._channel = self._pipes = _PipeChannel(self._process)
+        self._channel = _PipeChannel(self._process)
         try:
             self._start_guest(self._command.guest)
             self._enter_group(self._process.pid)
@@ -322,7 +316,7 @@ class BubblewrapSandbox(GuestConnection):
                 _wait(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
                     break
-            stop = self._signal_in(process.wait())
+            stop = self._signal_in(process.wait(), self._own_kills())
         except GuestUnreachable:
             process.kill()
         process.wait()
@@ -339,30 +333,10 @@ class BubblewrapSandbox(GuestConnection):
                 self._group.add(process)
 
     def _stopped_by(self) -> str:
-        """As the base class; where the guest is gone, wait for bubblewrap, which is ended with it and may be late."""
-        if self._process is None:
-            return ""
-        seconds = GRACE_SECONDS if self._pipes is not None and self._pipes.is_closed() else END_SECONDS
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._signal_in(self._process.wait(seconds))
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._signal_in(self._process.wait(self._end_seconds()), self._own_kills())
         return ""
-
-    def _signal_in(self, status: int) -> str:
-        """Return the signal that ended bubblewrap or the guest, neither of which a command can signal; "" if none did,
-        or if the kernel killed for the memory of the sandbox since the last command that has a result."""
-        number = status - 128 if status == 128 + signal.SIGKILL else -status
-        killed = number == signal.SIGKILL and self._group is not None and self._group.kills() > self._kills
-        return "" if number <= 0 or killed else signal.Signals(number).name
-
-    def _out_of_memory(self) -> bool:
-        if self._group is None:
-            return False
-        before, self._kills = self._kills, self._group.kills()
-        return self._kills > before
-
-    def _killed_for_others(self) -> bool:
-        before, self._machine_kills = self._machine_kills, _machine_kills()
-        return self._machine_kills > before and (self._group is None or self._group.kills() == self._kills)
 
     def _folders(self) -> list[Path]:
         checkout = self._environment.checkout
@@ -422,7 +396,6 @@ class _PipeChannel:
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
 
     def is_closed(self) -> bool:
-        """Return whether the guest has ended: its end of the pipe is closed, and everything in it is read."""
         poll = select.poll()
         poll.register(self._out, select.POLLIN)
         return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
@@ -446,12 +419,6 @@ class _PipeChannel:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
-
-
-def _machine_kills() -> int:
-    """Return how many processes the kernel has ended for want of memory since it started."""
-    count = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(count[1]) if count else 0
 
 
 def _descendants(pid: int) -> list[int]:

@@ -31,7 +31,6 @@ from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
-    END_SECONDS,
     GUEST,
     OPEN_FILES,
     GuestConnection,
@@ -39,6 +38,7 @@ from etpi_resources.sandboxes.guest_connection import (
     frame,
     guest_arguments,
 )
+from etpi_resources.sandboxes.memory_group import MemoryGroup
 from etpi_resources.sandboxes.seccomp import filter_program
 
 if TYPE_CHECKING:
@@ -173,6 +173,16 @@ class _Engine:
         user = secrets.randbelow(last - first) + first
         return f"{user}:{user}"
 
+    def memory_group(self, container: str) -> MemoryGroup | None:
+        """Return the container's control group; None if it has ended or the engine is on another machine."""
+        from docker.errors import NotFound
+
+        with _engine_errors():
+            try:
+                return MemoryGroup.of_container(container, self.client.inspect_container(container)["State"]["Pid"])
+            except NotFound:
+                return None
+
     def seccomp(self, image: Image) -> bytes:
         """Return the system call filter for the image's architecture."""
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(image.machine, image.machine)
@@ -252,11 +262,12 @@ class DockerSandbox(GuestConnection):
             self._start(container, image, seccomp)
         except GuestUnreachable:
             assert self._stream
-            reason = self._stream.stderr()
-            self.__exit__()
+            reason, stop = self._stream.stderr(), self._stopped_by()
+            self._close()
+            self._require_own_end(stop)
             raise self._start_error(image, reason) from None
         except BaseException:
-            self.__exit__()
+            self._close()
             raise
         return self
 
@@ -270,6 +281,7 @@ class DockerSandbox(GuestConnection):
         variables = {**_variables(image), "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
         lines = b"\0".join(f"{key}={value}".encode() for key, value in variables.items())
         self._start_guest(frame(lines) + frame(seccomp) + frame(engine.guest))
+        self._group = engine.memory_group(container)
         self._write(self._files)
         self._disk_bytes = self._measure_disk()
 
@@ -280,7 +292,14 @@ class DockerSandbox(GuestConnection):
             return EnvironmentUnavailable(f"the image {image.name} could not run the guest: {reason}.{hint}")
         return SandboxUnavailable(f"the engine could not start a container of {image.name}: {reason}. {_NO_ENGINE}")
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
+        """Raise SandboxUnavailable if it was stopped from outside, perhaps with the command that ran last."""
+        is_stopped = kind is None and not self._ended and self._stream is not None and self._stream.is_closed()
+        stop = self._stopped_by() if is_stopped else ""
+        self._close()
+        self._require_own_end(stop)
+
+    def _close(self) -> None:
         stream, self._stream, self._channel = self._stream, None, None
         if stream is not None:
             stream.close()
@@ -300,21 +319,24 @@ class DockerSandbox(GuestConnection):
         return result
 
     def _stopped_by(self) -> str:
-        """A guest ends with 0 when its connection does. The kernel may kill it where a command uses up the memory, and
-        podman does not report that. An engine that restarts has no record of the end."""
-        engine, deadline = self._engine, time.monotonic() + END_SECONDS
+        """A guest ends with 0 when its connection does. An engine that restarts has no record of its end. A command can
+        have a guest neither answer nor end."""
+        own_kills = self._own_kills()  # the engine removes the control group with the container
+        is_closed = self._stream is not None and self._stream.is_closed()
+        deadline = time.monotonic() + self._end_seconds()
         with _engine_errors():
-            while engine.client.containers(filters={"id": self._id}):  # it runs
+            while not (end := self._recorded_end()):
                 if time.monotonic() > deadline:
-                    return ""
+                    return "its connection was cut" if is_closed else ""
                 time.sleep(0.05)
-            known = {"container": self._id}
-            events = list(engine.client.events(since=1, until=int(time.time()) + 1, filters=known, decode=True))
-        statuses = {event["Action"]: event["Actor"]["Attributes"].get("exitCode") for event in events}
-        from_outside = (
-            ("0",) if engine.is_podman or "oom" in statuses else ("0", "137", None)
-        )  # None: gone with a restart
-        return "its container was ended" if statuses.get("die") in from_outside else ""
+        status = int(end["Actor"]["Attributes"].get("exitCode") or 0)
+        return self._signal_in(status, own_kills) if status else "its container was ended"
+
+    def _recorded_end(self) -> dict[str, Any] | None:
+        """Return the engine's event of the container's end."""
+        of_container, now = {"container": self._id}, int(time.time()) + 1
+        events = self._engine.client.events(since=1, until=now, filters=of_container, decode=True)
+        return next((event for event in events if event["Action"] == "die"), None)
 
     def _create(self, image: str) -> str:
         """Create the container; return its id."""
@@ -382,6 +404,7 @@ class _ContainerChannel:
         self._stdout = bytearray()
         self._raw = bytearray()
         self._stderr = b""
+        self._is_closed = False
 
     def put(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
@@ -392,6 +415,7 @@ class _ContainerChannel:
             except BlockingIOError:
                 continue
             except OSError:
+                self._is_closed = True
                 raise GuestUnreachable from None
 
     def take(self, count: int, deadline: float) -> bytes:
@@ -401,6 +425,13 @@ class _ContainerChannel:
         data = bytes(self._stdout[:count])
         del self._stdout[:count]
         return data
+
+    def is_closed(self) -> bool:
+        with contextlib.suppress(GuestUnreachable):
+            if not self._is_closed:
+                self._wait(select.POLLIN, time.monotonic())
+                self._receive()
+        return self._is_closed
 
     def readable(self, deadline: float) -> bool:
         """Wait until there is data to read; return False if the deadline passes first."""
@@ -432,8 +463,9 @@ class _ContainerChannel:
         except BlockingIOError:
             return
         except OSError:
-            raise GuestUnreachable from None
+            part = b""
         if not part:
+            self._is_closed = True
             raise GuestUnreachable
         self._raw += part
         while len(self._raw) >= 8:

@@ -12,7 +12,8 @@ A frame is four bytes of length, most significant first, and a body. The first b
     W (length path length data)...    write files; answer: empty, or the error
     F (name /)...                     read files outside folders of these names; answer: (length path length data)...
     K                                 end the running command with flag d; no answer of its own
-Flags name the limit that ended the command: t time, m memory, n number of files, s sockets, d disk; - none.
+Flags name the limit that ended the command: t time, m memory, n number of files, s sockets, d disk; - none. k: the
+machine ran out of memory, and the kernel ended a process here.
 The guest sends an empty frame when it is ready, and exits at the end of its stdin.
 """
 
@@ -46,12 +47,6 @@ LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.arg
 WRITABLE = [place.encode() for place in sys.argv[1:] if place[:1] == "/"]
 """Places of bounded size whose files are counted: arguments that are paths."""
 
-OUT_OF_MEMORY = [
-    path
-    for path in (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
-    if os.access(path, os.R_OK)
-]
-"""Files in which a control group counts its out-of-memory kills (versions 2 and 1)."""
 STATISTICS = next(
     (
         path
@@ -61,12 +56,15 @@ STATISTICS = next(
     None,
 )
 """The file in which the sandbox's control group counts memory by kind, if it has one."""
+CHARGED_AT_ONCE = 1 << 20
+"""Bytes by which a group without room can be below its limit."""
 LONGEST_ARGUMENT = 100_000
 """Bytes; the kernel accepts at most 128 KiB in one argument, so a longer command goes through a file."""
 
 
 def main():
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # process 1 receives only signals that it handles: none
+    score = os.open(b"/proc/self/oom_score_adj", os.O_RDWR)  # cannot be opened after the next call
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # pyright: ignore[reportArgumentType]
     _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))  # commands cannot read this process in /proc
     for kind, limit in (
@@ -84,7 +82,7 @@ def main():
         kind, rest = body[:1], body[1:]
         if kind == b"R":
             timeout, _, command = rest.partition(b"\n")
-            send(run(command, float(timeout)))
+            send(run(command, float(timeout), score))
         elif kind == b"W":
             send(write(rest))
         elif kind == b"F":
@@ -113,16 +111,19 @@ def send(body):
         view = view[os.write(1, view) :]
 
 
-def run(command, timeout):
-    started, ended_before = time.monotonic(), out_of_memory()
+def run(command, timeout, score):
+    started, before = time.monotonic(), kernel_kills()
     argument = [b"-c", command]
     if len(command) > LONGEST_ARGUMENT:
         # It removes its file, since later commands must not find the tests that a judge's command wrote.
         put(b"/tmp/.command", b"rm -f /tmp/.command; " + command)
         argument = [b"/tmp/.command"]
     out, into = os.pipe()
-    # The command inherits this limit. Setting it afterwards would take a call that commands could use on each other.
+    # The command inherits the limit and the score: to set a limit later takes a call that commands could use on each
+    # other, and the score of a process that has just started cannot be opened.
     resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 1, resource.RLIM_INFINITY))
+    own_score = os.pread(score, 16, 0)
+    os.pwrite(score, b"1000", 0)  # where memory runs out, commands go before this process
     try:
         pid = os.posix_spawn(
             b"/bin/bash",
@@ -141,19 +142,17 @@ def run(command, timeout):
         return answer(126, "", started, 0, str(error).encode())
     finally:
         os.close(into)
+        os.pwrite(score, own_score, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    try:  # noqa: SIM105 - contextlib is one more import
-        put(b"/proc/%d/oom_score_adj" % pid, b"1000")  # where memory runs out, commands go before this process
-    except OSError:
-        pass  # it has ended
     output = Output(out)
     flag = watch(pid, output, started + timeout)
     status = end_all(pid)
     output.drain()
     os.close(out)
     code = os.waitstatus_to_exitcode(status)
-    if not flag and out_of_memory() > ended_before:
-        flag = "m"
+    kills, own_kills = kernel_kills()
+    if not flag and kills > before[0]:
+        flag = "m" if own_kills > before[1] else "k"
     return answer(
         124 if flag == "t" else code if code >= 0 else 128 - code, flag, started, output.left_out, output.kept
     )
@@ -286,10 +285,20 @@ def whole(path):
     return b"".join(parts)
 
 
-def out_of_memory():
-    for path in OUT_OF_MEMORY[:1]:
-        return int((whole(path).partition(b"oom_kill ")[2].split() or [b"0"])[0])
-    return 0
+def kernel_kills():
+    """Return how many processes of its control group the kernel has ended for want of memory, and how many of them at
+    the group's own limit. `MemoryGroup.kills` does the same from outside."""
+    if events := whole(b"/sys/fs/cgroup/memory.events"):  # version 2
+        kills = number(events, b"oom_kill ")
+        return kills, min(kills, number(events, b"oom "))
+    folder = b"/sys/fs/cgroup/memory/memory."
+    kills = number(whole(folder + b"oom_control"), b"oom_kill ")
+    peak = int(whole(folder + b"memsw.max_usage_in_bytes") or whole(folder + b"max_usage_in_bytes") or 0)
+    return kills, kills if peak + CHARGED_AT_ONCE >= int(whole(folder + b"limit_in_bytes") or 0) else 0
+
+
+def number(text, name):
+    return int((text.partition(name)[2].split() or [0])[0])
 
 
 def files_used():

@@ -9,6 +9,8 @@ and the workspace reads as empty. If it is ended from outside, they raise Sandbo
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,6 +26,7 @@ from etpi_resources.sandboxes import (
     SandboxStopped,
     SandboxUnavailable,
 )
+from etpi_resources.sandboxes.memory_group import MemoryGroup
 
 GUEST = Path(__file__).with_name("guest.py")
 OPEN_FILES = 1024
@@ -52,6 +55,10 @@ class Channel(Protocol):
         """Return exactly `count` bytes."""
         ...
 
+    def is_closed(self) -> bool:
+        """Return whether the guest's end is closed and everything in it is read: the guest has ended."""
+        ...
+
 
 class GuestConnection:
     """The base class of sandboxes: the methods that talk to the guest. A subclass sets `_channel` while it runs."""
@@ -61,6 +68,8 @@ class GuestConnection:
         self._replies = iter(self._environment.replies)
         self._channel: Channel | None = None
         self._ended, self._stop = False, ""
+        self._group: MemoryGroup | None = None
+        self._kills, self._machine_kills = 0, _machine_kills()
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
         """Run one bash command; `timeout` in seconds, by default that of the limits."""
@@ -94,7 +103,7 @@ class GuestConnection:
         if not (fits and 0 <= result.exit_code < 256 and 0 <= result.seconds < _LONGEST_SECONDS):
             raise ValueError("the guest's answer is no result of a command")
         for_others = self._killed_for_others()
-        if result.exit_code == 137 and flag == b"-" and for_others:
+        if flag == b"k" or (for_others and result.exit_code == 137 and flag == b"-"):
             self._ended, self._stop = True, "the machine ran out of memory"
             self._require_own_end(self._stop)
         out_of_memory = self._out_of_memory()  # asked after every command, so that none is blamed for an earlier one
@@ -180,13 +189,32 @@ class GuestConnection:
         """Return what ended the sandbox from outside; "" if nothing did within END_SECONDS."""
         return ""
 
+    def _end_seconds(self) -> float:
+        """Return how long to wait for the end of the sandbox, which comes, perhaps late, where the guest has ended."""
+        return GRACE_SECONDS if self._channel is not None and self._channel.is_closed() else END_SECONDS
+
+    def _own_kills(self) -> int:
+        """Return how many processes the kernel has ended at the sandbox's memory limit since the last result."""
+        return 0 if self._group is None else self._group.kills() - self._kills
+
+    @staticmethod
+    def _signal_in(status: int, own_kills: int) -> str:
+        """Return the signal that ended the guest, or bubblewrap, neither of which a command can signal; "" if none did,
+        or if the kernel killed at the sandbox's memory limit."""
+        number = status - 128 if status == 128 + signal.SIGKILL else -status
+        killed_itself = number == signal.SIGKILL and own_kills > 0
+        return "" if number <= 0 or killed_itself else signal.Signals(number).name
+
     def _out_of_memory(self) -> bool:
-        """Return whether the kernel ended a process of the last command for lack of memory."""
-        return False
+        """Return whether the kernel ended a process of the last command at the sandbox's memory limit."""
+        kills = self._own_kills()
+        self._kills += kills
+        return kills > 0
 
     def _killed_for_others(self) -> bool:
-        """Return whether the kernel has ended a process of the machine meanwhile, but none for the sandbox's memory."""
-        return False
+        """Return whether the kernel has ended a process of the machine meanwhile, but none at the sandbox's limit."""
+        before, self._machine_kills = self._machine_kills, _machine_kills()
+        return self._machine_kills > before and not self._own_kills()
 
     def _watch(self, deadline: float) -> None:
         """Watch limits that the guest cannot, while it works; a subclass may override this."""
@@ -198,6 +226,12 @@ class GuestConnection:
         if length > most:
             raise GuestUnreachable
         return self._channel.take(length, deadline)
+
+
+def _machine_kills() -> int:
+    """Return how many processes the kernel has ended for want of memory since it started."""
+    count = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(count[1]) if count else 0
 
 
 def frame(body: bytes) -> bytes:

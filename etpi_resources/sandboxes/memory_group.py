@@ -24,8 +24,9 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """The files of versions 2 and 1."""
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 """Version 1 limits the buffers of TCP and UDP sockets apart; version 2 counts them with all memory."""
-_OOM = {"memory.max": ("memory.events", "oom_kill"), "memory.limit_in_bytes": ("memory.oom_control", "oom_kill")}
 _REMOVE_SECONDS = 2.0
+_CHARGED_AT_ONCE = 1 << 20
+"""Bytes by which a group without room can be below its limit."""
 
 
 class MemoryGroup:
@@ -35,9 +36,8 @@ class MemoryGroup:
         statistics: the file in which the kernel counts its memory by kind.
     """
 
-    def __init__(self, folder: Path, limit_file: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._oom_file, self._oom_field = _OOM[limit_file]
         self.statistics = folder / "memory.stat"
 
     @classmethod
@@ -55,15 +55,34 @@ class MemoryGroup:
         (folder / limit).write_text(str(limit_bytes))
         if (folder / _SOCKETS).exists():
             (folder / _SOCKETS).write_text(str(limit_bytes))
-        return cls(folder, limit)
+        return cls(folder)
+
+    @classmethod
+    def of_container(cls, container: str, pid: int) -> Self | None:
+        """Return the group in which an engine of this machine put a container; None if it cannot be read here."""
+        for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
+            _, controllers, path = line.split(":", 2)
+            folder = _ROOT / ("memory" if controllers else "") / path.lstrip("/")
+            if container in path and controllers in ("", "memory") and (folder / "memory.stat").exists():
+                return cls(folder)
+        return None
 
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children are in it too."""
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     def kills(self) -> int:
-        """Return how many processes the kernel has ended because the group ran out of memory."""
-        count = re.search(rf"^{self._oom_field} (\d+)", (self._folder / self._oom_file).read_text(), re.MULTILINE)
+        """Return how many processes the kernel has ended because the group reached its limit, not the machine its own;
+        0 if the group is removed."""
+        if reached := self._count("memory.events", "oom "):  # version 2
+            return min(reached, self._count("memory.events", "oom_kill "))
+        peak = self._count("memory.memsw.max_usage_in_bytes") or self._count("memory.max_usage_in_bytes")
+        is_reached = peak + _CHARGED_AT_ONCE >= self._count("memory.limit_in_bytes")
+        return self._count("memory.oom_control", "oom_kill ") if is_reached else 0
+
+    def _count(self, file: str, name: str = "") -> int:
+        """Return a number of a file of version 1 or 2; 0 if the group does not have it."""
+        count = re.search(rf"^{name}(\d+)", _text(self._folder / file), re.MULTILINE)
         return int(count[1]) if count else 0
 
     def close(self) -> None:

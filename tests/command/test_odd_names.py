@@ -115,7 +115,10 @@ COMMANDS = {
     "rehearse": ("rehearse", "--"), "model": ("model", "--"), "report": ("sql", "--"),
     "model of a student": ("init", "--from", "runs.jsonl", "--name", "n", "--yes", "--model"),
     "runs": ("init", "--model", "tiny", "--name", "n", "--yes", "--from"),
-    "tasks": ("init", "--name", "n", "--yes", "--tasks"),
+    "tasks": ("init", "--name", "n", "--yes", "--tasks"), "audit": ("audit", "--"), "rejudge": ("rejudge", "--"),
+    "taint": ("taint", "--from"), "blame": ("blame", "--"), "schema": ("schema", "--"), "doctor": ("doctor", "--"),
+    "endpoint": ("init", "endpoint", "--name", "n", "--yes", "--"),
+    "capture": ("capture", "--url", "http://127.0.0.1:1", "--model", "m", "--to", "{to}", "--tokenizer"),
 }  # fmt: skip
 
 

@@ -619,6 +619,7 @@ def test_missing_ids_end_the_attempt(world, monkeypatch):
     monkeypatch.setattr(engine, "complete", lambda requests: [none])
     assert world.post("chat/completions", {"messages": begin()}).status_code == 500
     assert isinstance(world.attempts["a"].failure, EngineUnavailable) and world.attempts["a"].over.is_set()
+    assert world.attempts["a"].held_bytes == 0
 
 
 def test_a_system_message_that_the_template_refuses_ends_the_attempt(world, monkeypatch):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from etpi import cli
+from etpi.run import preflight
 from etpi.run.preflight import require_inputs, require_sandboxes, require_templates, sandbox_kind
 from etpi_assets.planning.planner import Step, plan
 from etpi_assets.specs.load import SpecError, load_specs
@@ -178,3 +180,26 @@ def test_missing_runs_and_unknown_rewards_stop_a_run_before_it_starts(tmp_path: 
         require_inputs(plan("e", specs, lake), specs)
     with pytest.raises(SpecError, match=r"r\.toml: rl\.rewards: .*'format'"):
         require_inputs(plan("r", specs, lake), specs)
+
+
+def test_run_starts_no_server_that_loads_code_of_a_spec_without_consent(tmp_path, monkeypatch, capsys) -> None:
+    write_spec(tmp_path / "specs", "experiments", "code", '''
+        title = "t"
+        extends = "plan_first_tiny"
+        [serving]
+        engine = "vllm"
+        allow_code = true
+        options = {trust-remote-code = true}
+    ''')  # fmt: skip
+    for variable, folder in {"ETPI_SPECS": "specs", "ETPI_DATA": "lake", "DAGSTER_HOME": "home"}.items():
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    monkeypatch.setenv("ETPI_ALLOW_CODE", "0")
+
+    def stop(*_: object) -> None:
+        raise SandboxUnavailable("the run has come to its sandboxes")
+
+    monkeypatch.setattr(preflight, "require_sandboxes", stop)
+    assert cli.main(["run", "code"]) == 1
+    assert "trust-remote-code" in (error := capsys.readouterr().err) and "--allow-code" in error
+    assert cli.main(["run", "--allow-code", "code"]) == 1
+    assert "come to its sandboxes" in capsys.readouterr().err

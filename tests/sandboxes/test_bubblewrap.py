@@ -7,8 +7,6 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -18,7 +16,7 @@ from etpi_resources.sandboxes import (
     Limits,
     SandboxStopped,
     SandboxUnavailable,
-    bubblewrap,
+    guest_connection,
 )
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
@@ -149,18 +147,9 @@ def test_sandbox_that_is_killed_with_its_command_raises_when_it_is_left(part):
         os.kill(sandbox._process.pid if part == "bubblewrap" else int(children.read_text()), signal.SIGKILL)
 
 
-def test_guest_that_the_kernel_kills_for_the_memory_of_its_commands_ended_by_itself():
-    sandbox = FACTORY.create({})
-    assert sandbox._signal_in(128 + signal.SIGKILL) == "SIGKILL"
-    sandbox._group = cast(Any, SimpleNamespace(kills=lambda: 1))
-    assert sandbox._signal_in(128 + signal.SIGKILL) == sandbox._signal_in(1) == ""
-    assert sandbox._out_of_memory()  # of a command that has a result, which says so
-    assert sandbox._signal_in(128 + signal.SIGKILL) == "SIGKILL"
-
-
 def test_command_that_the_kernel_kills_for_want_of_memory_on_the_machine_has_no_result(monkeypatch):
     kills = [0]
-    monkeypatch.setattr(bubblewrap, "_machine_kills", lambda: kills[0])
+    monkeypatch.setattr(guest_connection, "_machine_kills", lambda: kills[0])
     with FACTORY.create({}) as sandbox:
         kills[0] += 1
         assert sandbox.run("kill -TERM $$").exit_code == 143

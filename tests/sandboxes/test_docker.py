@@ -9,11 +9,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from docker.errors import APIError
 
-from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, docker
+from etpi_resources.sandboxes import (
+    Environment,
+    EnvironmentUnavailable,
+    Limits,
+    SandboxUnavailable,
+    docker,
+    guest_connection,
+)
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from tests.support.container_engine import IMAGE
@@ -91,23 +99,29 @@ def test_command_after_the_engine_stops_gives_no_result_of_its_own(engine, again
 
 
 @pytest.mark.parametrize(
-    ("events", "is_podman", "from_outside"),
+    ("events", "is_closed", "own_kills", "stop"),
     [
-        ({"start": None, "die": "0"}, True, True),
-        ({"die": "1"}, False, False),
-        ({"die": "137"}, False, True),
-        ({"oom": None, "die": "137"}, False, False),
-        ({"die": "137"}, True, False),
-        ({}, False, True),
+        ({"start": None, "die": "0"}, True, 0, "its container was ended"),
+        ({"die": "1"}, True, 0, ""),
+        ({"die": "137"}, True, 0, "SIGKILL"),
+        ({"oom": None, "die": "137"}, True, 1, ""),
+        ({"oom": None, "die": "137"}, True, 0, "SIGKILL"),
+        ({"die": None}, True, 0, "its container was ended"),
+        ({}, True, 1, "its connection was cut"),
+        ({}, False, 0, ""),
     ],
 )
-def test_container_that_was_ended_from_outside_is_told_from_a_guest_that_ended(events, is_podman, from_outside):
-    """The kernel may kill a guest whose commands use up the memory: podman does not report it, and Docker does."""
+def test_container_that_was_ended_from_outside_is_told_from_a_guest_that_ended(
+    monkeypatch, events, is_closed, own_kills, stop
+):
+    """Engines report a lack of memory of the container and of the machine alike, if at all."""
+    monkeypatch.setattr(guest_connection, "GRACE_SECONDS", 0.1)
     sandbox = DockerFactory().create({})
     answers = [{"Action": name, "Actor": {"Attributes": {"exitCode": status}}} for name, status in events.items()]
-    client = SimpleNamespace(containers=lambda **_: [], events=lambda **_: answers)
-    sandbox._engine = SimpleNamespace(client=client, is_podman=is_podman)
-    assert bool(sandbox._stopped_by()) == from_outside
+    sandbox._engine = cast(Any, SimpleNamespace(client=SimpleNamespace(events=lambda **_: answers)))
+    sandbox._stream = sandbox._channel = cast(Any, SimpleNamespace(is_closed=lambda: is_closed))
+    sandbox._group = cast(Any, SimpleNamespace(kills=lambda: own_kills))
+    assert sandbox._stopped_by() == stop
 
 
 # --- images --------------------------------------------------------------------------------------------------------

@@ -130,6 +130,9 @@ class Subverted:
         taken, self.answer = self.answer[:count], self.answer[count:]
         return taken
 
+    def is_closed(self) -> bool:
+        return False
+
 
 HONEST = b"3 - 0.250000 0\nout"
 ANSWERS = {

@@ -1,14 +1,17 @@
-"""Processes of sandboxes that are killed from outside at random moments: no verdict, no exit code, nothing lost."""
+"""Sandboxes that are killed from outside, at random moments or by the kernel: no verdict, no exit code."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +22,9 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes import Limits, SandboxStopped
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSandbox, _descendants
+from etpi_resources.sandboxes.memory_group import GROUP_VARIABLE, MemoryGroup
 
 CHAT = load_chat_format("tiny")
 COMMANDS = ["for i in $(seq 300); do echo $i; done > b.txt; exit 5", "sleep 0.1", "printf done > a.txt"]
@@ -43,22 +48,31 @@ class Judged(Family):
         return Verdict(float(passed), "passed" if passed else "no_patch", {})
 
 
-class Watched(BubblewrapFactory):
-    """Remembers the sandboxes that run now."""
+class Watched:
+    """Remembers the sandbox that started last."""
 
-    def __init__(self) -> None:
-        self.running: list[int] = []
+    def __init__(self, factory) -> None:
+        self.factory, self.name, self.last = factory, factory.name, None
 
-    def create(self, *args, **more) -> BubblewrapSandbox:
-        sandbox, popen = super().create(*args, **more), self.running
-        enter = BubblewrapSandbox._start_guest
+    def create(self, *args, **more):
+        sandbox = self.factory.create(*args, **more)
+        start = sandbox._start_guest
 
-        def start(guest: bytes) -> None:
-            popen.append(sandbox._process.pid)  # type: ignore[union-attr]
-            enter(sandbox, guest)
+        def remember_and_start(guest: bytes) -> None:
+            self.last = sandbox
+            start(guest)
 
-        sandbox._start_guest = start  # type: ignore[method-assign]
+        sandbox._start_guest = remember_and_start
         return sandbox
+
+
+def processes(sandbox) -> list[int]:
+    """Return the guest, and the process outside that started it and watches it."""
+    if isinstance(sandbox, BubblewrapSandbox):
+        return [sandbox._process.pid, *_descendants(sandbox._process.pid)[:1]]  # type: ignore[union-attr]
+    guest = sandbox._engine.client.inspect_container(sandbox._id)["State"]["Pid"]
+    monitor = int(Path(f"/proc/{guest}/stat").read_text().rpartition(")")[2].split()[1])
+    return [guest, monitor] if "conmon" in Path(f"/proc/{monitor}/comm").read_text() else [guest]
 
 
 def policy(request) -> str:
@@ -66,7 +80,7 @@ def policy(request) -> str:
     return str(format_action([*COMMANDS, f"echo {SUBMIT}"][min(turn, len(COMMANDS))]))
 
 
-def rollout(factory: BubblewrapFactory):
+def rollout(factory):
     engine = ScriptedEngine(policy, CHAT, "t")
     runtime = RolloutRuntime(Judged(), engine, factory, CHAT)  # pyright: ignore[reportArgumentType]
     task = Task("t1", "suite", "repo", "train", "do it", {}, "hash")
@@ -74,15 +88,14 @@ def rollout(factory: BubblewrapFactory):
     return run_rollout(job, runtime)
 
 
-def killed_after(seconds: float, rng: random.Random):
+def killed_after(factory, seconds: float, rng: random.Random):
     """Roll out once, with one process of its sandboxes killed after some time."""
-    factory, results = Watched(), []
+    factory, results = Watched(factory), []
     thread = threading.Thread(target=lambda: results.append(rollout(factory)))
     thread.start()
     time.sleep(seconds)
-    with suppress(OSError, IndexError):
-        outer = factory.running[-1]
-        os.kill(rng.choice([outer, *_descendants(outer)[:1]]), signal.SIGKILL)
+    with suppress(OSError, AttributeError, ValueError):  # none has started, or the last has ended
+        os.kill(rng.choice(processes(factory.last)), signal.SIGKILL)
     thread.join()
     return results[0]
 
@@ -95,13 +108,13 @@ def is_whole(record) -> bool:
 @pytest.mark.parametrize(
     ("kills", "seed"), [(6, 0), pytest.param(100, 1, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
-def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(kills, seed):
+def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(factory, kills, seed):
     rng, kinds = random.Random(seed), Counter[str]()
     started = time.monotonic()
-    assert is_whole(rollout(BubblewrapFactory()))
+    assert is_whole(rollout(factory))
     whole = time.monotonic() - started
     for _ in range(kills):
-        record = killed_after(rng.uniform(0, 1.1 * whole), rng)
+        record = killed_after(factory, rng.uniform(0, 1.1 * whole), rng)
         codes = [turn.exit_code for agent in record.agents for turn in agent.turns]
         assert [code for code in codes if code is not None] == [5, 0, 0, 0][: len([c for c in codes if c is not None])]
         if record.error is None:
@@ -115,19 +128,81 @@ def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(kills, se
 
 def test_rollout_whose_sandbox_was_killed_runs_again():
     class Killed(Watched):
-        def create(self, *args, **more) -> BubblewrapSandbox:
+        def create(self, *args, **more):
             sandbox = super().create(*args, **more)
             request = sandbox._request
 
             def killed(body: bytes, seconds: float) -> bytes:
-                os.kill(self.running[-1], signal.SIGKILL)
+                os.kill(processes(sandbox)[0], signal.SIGKILL)
                 return request(body, seconds)
 
-            sandbox._request = killed  # type: ignore[method-assign]
+            sandbox._request = killed
             return sandbox
 
-    records = [rollout(Killed()), rollout(BubblewrapFactory())]
+    records = [rollout(Killed(BubblewrapFactory())), rollout(BubblewrapFactory())]
     assert "SandboxStopped" in (records[0].error or "") and (records[0].outcome or {})["reward"] is None
     left = records.copy()
     assert run_with_retry(lambda *_: left.pop(0), Task("t1", "s", "r", "train", "x", {}, "h"), 0) is records[1]
     assert is_whole(records[1])
+
+
+EAT = "import os, sys; sys.stdin.readline(); os.fork()\nx = []\nwhile True: x.append(b'x' * (1 << 20))"
+"""Two processes, so that the kernel does not take one of them for the largest."""
+
+
+def use_up(own: Path, beside: Path | None = None) -> None:
+    """Let processes in `beside` use up its control group's memory until the kernel has killed one in `own`."""
+    eater = subprocess.Popen([sys.executable, "-c", EAT], stdin=subprocess.PIPE, start_new_session=True)
+    ((beside or own) / "cgroup.procs").write_text(str(eater.pid))
+    assert eater.stdin
+    eater.stdin.write(b"\n")
+    eater.stdin.flush()
+    with suppress(FileNotFoundError):  # the group goes with its container
+        while "oom_kill 0" in (own / "memory.oom_control").read_text():
+            time.sleep(0.01)
+    os.killpg(eater.pid, signal.SIGKILL)
+    eater.wait()
+
+
+def use_up_with_others(own: Path) -> None:
+    """Let the groups that are beside a sandbox's run out of memory together, and the kernel kill a process of its."""
+    (beside := own.parent / f"beside-{os.getpid()}").mkdir()
+    (own.parent / "memory.limit_in_bytes").write_text(str(100 << 20))
+    use_up(own, beside)
+    (own.parent / "memory.limit_in_bytes").write_text("-1")
+    MemoryGroup(beside).close()
+
+
+@pytest.fixture
+def own_group(factory, monkeypatch):
+    """Return a sandbox that runs, and its control group, which is in another that nothing else is in."""
+    if not Path("/sys/fs/cgroup/memory").is_dir() or (outer := MemoryGroup.create(1 << 40)) is None:
+        pytest.skip("needs control groups of version 1, as root")
+    monkeypatch.setenv(GROUP_VARIABLE, str(outer.statistics.parent))
+    with suppress(SandboxStopped), factory.create({}, Limits(memory_bytes=64 << 20, file_bytes=8 << 20)) as sandbox:
+        yield sandbox, sandbox._group.statistics.parent
+    outer.close()
+
+
+@pytest.mark.parametrize("end", [use_up, use_up_with_others])
+def test_guest_that_the_kernel_kills_ended_by_itself_only_at_its_own_limit(own_group, end):
+    sandbox, own = own_group
+    for pid in (own / "cgroup.procs").read_text().split():
+        Path("/proc", pid, "oom_score_adj").write_text("1000")
+    end(own)
+    time.sleep(0.5)  # the kernel ends it, and its parent notices
+    if end is use_up:
+        assert sandbox.run("echo on").output == "[the sandbox has ended]"
+    else:
+        with pytest.raises(SandboxStopped, match="SIGKILL"):
+            sandbox.run("echo on")
+
+
+def test_command_that_the_kernel_kills_below_the_limit_of_its_sandbox_has_no_result(own_group):
+    sandbox, own = own_group
+    assert sandbox.run("kill -KILL $$").exit_code == 137
+    timer = threading.Timer(1, use_up_with_others, [own])
+    timer.start()
+    with pytest.raises(SandboxStopped, match="ran out of memory"):
+        sandbox.run("sleep 20")
+    timer.join()
