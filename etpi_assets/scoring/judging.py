@@ -322,7 +322,7 @@ class Judging:
         if bench is None or not plan.work:
             return
         try:
-            bench.sandboxes.check()
+            run.resources.sandboxes(self.kind or "").check()
         except SandboxUnavailable as error:
             run.log(f"{run.label}: nothing is judged again on this machine: {error}")
             plan.refused["no_environment"] += len(plan.work)
