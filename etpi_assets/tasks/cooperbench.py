@@ -126,7 +126,7 @@ class FeatureTrial(PatchTrial):
         passed, failed = counts(test.output)
         passed, failed = passed + len(test.turned_over), failed - len(test.turned_over)
         report = {"exit_code": test.exit_code, "tests_passed": passed, "tests_failed": failed}
-        return test.exit_code == 0 and passed > 0 and not test.failed, report
+        return test.exit_code == 0 and passed > 0 and test.agrees, report
 
 
 class CooperBench(PatchFamily):

@@ -154,8 +154,8 @@ def compare(hole: Mapping[str, Any], values: list[str], cells: Mapping[str, str]
     try:
         got, *leaves = [decoded(value, cells if at else None) for at, value in enumerate(values)]
         searched = leaves[0] if operation == "raises" else got
-        if operation in ("raises", "in", "startswith", "endswith") and isinstance(searched, str | bytes):
-            size = len(searched)
+        if operation in ("raises", "in", "startswith", "endswith"):
+            size = len(searched if isinstance(searched, str | bytes) else repr(list(searched)))
         if longest is not None and size > 4 * longest + _SLACK:
             return "longer than four times the reference's", size
         expected = evaluate(hole["expected"], leaves)
