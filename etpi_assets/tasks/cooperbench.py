@@ -112,7 +112,9 @@ class FeatureTrial(PatchTrial):
         """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
         if self.live["combined"]:
             return apply_patch(sandbox, self.live["combined"])
-        if problem := merge(sandbox, [partial(apply_patch, patch=patch, index=True) for patch in self.live["patches"].values()]):
+        if problem := merge(
+            sandbox, [partial(apply_patch, patch=patch, index=True) for patch in self.live["patches"].values()]
+        ):
             raise OSError(f"the features' own patches conflict: {problem}")
         return None
 
