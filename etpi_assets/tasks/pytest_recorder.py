@@ -59,7 +59,7 @@ def source(value, room, depth=0):
     if kind is datetime.timedelta:
         return f"timedelta({value.days}, {value.seconds}, {value.microseconds})"
     if kind is _KEYS:
-        value, kind = set(value), set
+        return source(set(value), room, depth)
     date = next((each for each in _DATES if issubclass(kind, each)), None)
     if date:
         return f"{date.__name__}({date.isoformat(value)!r})"
