@@ -81,7 +81,7 @@ class TestRun:
     Attributes:
         run: the claims.
         calibration: that of the reference.
-        failed: node ids that fail by what was recorded -> the reason.
+        failed: node ids and functions that fail by what was recorded -> the reason.
         turned_over, cheated: node ids with a reversed assertion that failed, and that passed.
         dug: the files with holes.
         compared: (the reason why it disagrees or None, the length of a text that is searched) of each record.
@@ -119,19 +119,33 @@ class TestRun:
     def passed(self) -> list[str]:
         return [node for node, kind in self.kinds().items() if kind == "passed"]
 
+    @property
+    def agrees(self) -> bool:
+        """Return whether no test disagrees that passes with the reference."""
+        return all(self.original(name) in self.calibration.other for name in self.failed)
+
     def outcomes(self) -> Outcomes:
         """Return the outcomes after the comparison, by the names and words of a summary of the original tests."""
         return {self.original(node): _WORDS[kind] for node, kind in self.kinds().items() if kind in _WORDS}
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Return function -> place of a hole, with the places of the cells expected there -> comparisons."""
+        """Return function -> place of a hole, with the places of the cells expected there -> comparisons that agree.
+
+        Comparisons of tests that do not pass with the reference are not counted."""
         function_of = _function_of(self.dug.files)
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for node, key, values, number in self.run.records:
+        for (node, key, values, number), (reason, _) in zip(self.run.records, self.compared, strict=True):
+            if reason is not None or self.original(node) in self.calibration.other:
+                continue
+            function = function_of(node)
             cells = [match[1] for value in values[1:] if (match := _CELL.fullmatch(value))]
-            places = [self.dug.places.get(each, ("", "?"))[1] for each in (key, *cells)]
-            counts[function_of(node)][" ".join(places)] += number
+            counts[function][" ".join(self._place(each, function) for each in (key, *cells))] += number
         return counts
+
+    def _place(self, key: str, function: str) -> str:
+        """Return the place of a hole or cell, after its path where that is not the function's."""
+        path, place = self.dug.places.get(key, ("", "?"))
+        return place if function.startswith(f"{path}::") else f"{path}:{place}"
 
 
 def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Collection[str] = ()) -> Holed:
@@ -143,12 +157,15 @@ def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Colle
 def compared(run: GradedRun, dug: Holed, calibration: Calibration, reverse: Collection[str] = ()) -> TestRun:
     """Compare a run's records with the expected values, and their numbers with those of the reference."""
     result = TestRun(run, calibration, dug=dug, compared=_compare(run, dug, calibration))
+    counts, function_of = result.counts(), _function_of(dug.files)
     for (node, *_), (reason, _) in zip(run.records, result.compared, strict=True):
         if reason is not None:
             result.failed.setdefault(node, reason)
-    counts, function_of, wrong = result.counts(), _function_of(dug.files), defaultdict[str, list[str]](list)
+            if result.original(node) not in calibration.other:  # whatever node of the function a report names
+                result.failed.setdefault(function_of(node), reason)
     for function, expected in calibration.counts.items():
-        wrong[function] = _differences(expected, counts.get(function, {}))
+        if function not in reverse and (places := _differences(expected, counts.get(function, {}))):
+            result.failed.setdefault(function, f"comparisons at {places}")
     for node, kind in run.outcomes.items():
         function = function_of(node)
         if function in reverse:
@@ -156,8 +173,8 @@ def compared(run: GradedRun, dug: Holed, calibration: Calibration, reverse: Coll
                 result.cheated.append(node)
             elif kind == "failed":
                 result.turned_over.add(node)
-        elif wrong[function]:
-            result.failed.setdefault(node, f"comparisons at {wrong[function]}")
+        elif function in result.failed and result.original(node) not in calibration.other:
+            result.failed.setdefault(node, result.failed[function])
     return result
 
 
@@ -304,21 +321,24 @@ def rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
     calibration.turned = {function: functions[function] for function in sorted(turned)}
 
 
-def note_trust(calibration: Calibration, files: Mapping[str, str], visible: Mapping[str, str]) -> set[str]:
+def note_trust(
+    calibration: Calibration, null: TestRun, files: Mapping[str, str], visible: Mapping[str, str]
+) -> set[str]:
     """Note the trust of each function that had to turn, and return those whose assertion could be reversed.
 
     Args:
+        null: the run on the untouched tree. An expected value that it gives proves nothing.
         files: the tests, path -> text.
         visible: the files that agents saw. The values of a test that stands there are known.
     """
-    dug = dig_files(files, calibration)
+    dug, counts = dig_files(files, calibration), null.counts()
     seen = "\n".join(text for path, text in visible.items() if path.endswith(".py"))
     calibration.trust = dict.fromkeys(calibration.turned, UNCHALLENGED)
     reversible = set()
     for function in calibration.turned:
         path, _, name = function.partition("::")
-        compared_at = {_assertion(place) for place in calibration.counts.get(function, {})}
-        strong = any(each.strong and each.place in compared_at for each in dug.tests.get(function, []))
+        turned = set(map(_assertion, _differences(calibration.counts.get(function, {}), counts[function])))
+        strong = any(each.strong and each.place in turned for each in dug.tests.get(function, []))
         if strong and dug.is_blind(function) and source_of(files[path], name) not in seen:
             calibration.trust[function] = BLIND
         elif function in dug.reversible:

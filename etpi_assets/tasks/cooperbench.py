@@ -29,8 +29,18 @@ from typing import Any
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, require_heldout
-from etpi_assets.tasks.frozen import Changes, put_changes
-from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, merge, must, put_tests
+from etpi_assets.tasks.frozen import Changes
+from etpi_assets.tasks.patches import (
+    INBOX,
+    PatchFamily,
+    PatchTrial,
+    apply_command,
+    apply_patch,
+    merge,
+    must,
+    put_tests,
+    stage_changes,
+)
 from etpi_assets.tasks.proof import Tests
 from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
@@ -102,13 +112,15 @@ class FeatureTrial(PatchTrial):
         """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
         if self.live["combined"]:
             return apply_patch(sandbox, self.live["combined"])
-        if problem := merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
+        if problem := merge(
+            sandbox, [partial(apply_patch, patch=patch, index=True) for patch in self.live["patches"].values()]
+        ):
             raise OSError(f"the features' own patches conflict: {problem}")
         return None
 
     def start(self, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
         """Write the patches of the work and of the tests, and return the runner's command on the clean base."""
-        put_changes(sandbox, changes)
+        stage_changes(sandbox, changes)
         must(sandbox, f"git add -A && git diff --cached --binary > {PATCHES}/work.patch && {_CLEAN}")
         put_tests(sandbox, tests)
         names = " ".join(map(shlex.quote, sorted(tests.paths)))
@@ -126,7 +138,7 @@ class FeatureTrial(PatchTrial):
         passed, failed = counts(test.output)
         passed, failed = passed + len(test.turned_over), failed - len(test.turned_over)
         report = {"exit_code": test.exit_code, "tests_passed": passed, "tests_failed": failed}
-        return test.exit_code == 0 and passed > 0 and not test.failed, report
+        return test.exit_code == 0 and passed > 0 and test.agrees, report
 
 
 class CooperBench(PatchFamily):

@@ -44,7 +44,27 @@ _OPPOSITES: Mapping[str, str] = {
 _REVERSED_METHODS = {**_OPPOSITES, **{other: name for name, other in _OPPOSITES.items()}}
 _DECISIVE = frozenset(("==", "in", "is", "sequence", "count", "almost", "startswith", "endswith", "raises"))
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
-_GUESSABLE = {"None", "True", "False", "0", "1", "''", "[]", "{}", "()", "b''", "set()", "..."}
+_GUESSABLE = {
+    "None",
+    "True",
+    "False",
+    "0",
+    "1",
+    "0.0",
+    "1.0",
+    "''",
+    "[]",
+    "{}",
+    "()",
+    "b''",
+    "set()",
+    "Ellipsis",
+    "...",
+}
+_CONVERSIONS = ("approx", "int", "str", "bytes", "bytearray")
+"""Constructors of which only the first argument is a value: others are tolerances, bases and encodings."""
+_VARIABLE = re.compile(r"\\.|\[[^\]]*\]|\([^()]*\)[*?{]|\(\?[^)]|.[*?{]")
+"""Parts of a regular expression that match more than themselves."""
 _LONG_TEXT = 4
 """Characters of a text that an answer of bounded length contains only if it knows the text."""
 
@@ -125,9 +145,10 @@ def functions_of(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, Functio
 
 
 def source_of(text: str, name: str) -> str:
-    """Return the text of a test function ("Class::name") of a file."""
+    """Return the lines of a test function ("Class::name") of a file, those of its decorators (rows) too."""
     function = dict(functions_of(ast.parse(text)))[name]
-    return ast.get_source_segment(text, function) or ""
+    first = min(node.lineno for node in [function, *function.decorator_list])
+    return "\n".join(text.split("\n")[first - 1 : function.end_lineno])
 
 
 @dataclass
@@ -264,8 +285,13 @@ class _Digger:
         if sides.kind == "pair":
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
-        literals = [literal for name in bound for literal in self.bindings[name]]
-        strong = _is_strong(site.op, [*self._parts(sides.expected)[2], *literals], needle=flip)
+        given = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
+        literals = [
+            literal
+            for node in _needed(sides.expected, given)
+            for literal in (self.bindings[cells[node.id]] if isinstance(node, ast.Name) else [node])
+        ]
+        strong = _is_strong(site.op, literals, needle=flip)
         return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often)
 
     def _hole(self, at: ast.expr, hole: dict[str, Any], values: str, function: str = "hole") -> None:
@@ -296,7 +322,8 @@ class _Digger:
         expected = ast.unparse(match) if match else "None"
         hole = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
         self._hole(call, hole, "None" if _last(call.func) == "raises" else "self.assertRaises", "raises")
-        return Assertion(place, "value", match is not None and _is_long(match), often)
+        strong = isinstance(match, ast.Constant) and _says_words(str(match.value))
+        return Assertion(place, "value", strong, often)
 
     # --- reversal ---
 
@@ -507,8 +534,47 @@ def _is_strong(op: str, literals: list[ast.expr], *, needle: bool = False) -> bo
         return any(_is_long(literal) for literal in literals)
     if op == "in":
         return needle and any(_is_long(literal) for literal in literals)
-    constants = [node for literal in literals for node in ast.walk(literal) if isinstance(node, ast.Constant)]
+    constants = [node for each in literals for node in _needed(each) if isinstance(node, ast.Constant)]
     return op in _DECISIVE and any(repr(constant.value) not in _GUESSABLE for constant in constants)
+
+
+def _needed(
+    node: ast.AST, given: Collection[ast.AST] = (), *, joined: bool = False
+) -> Iterator[ast.Constant | ast.Name]:
+    """Yield the literals and cells of an expected value that an answer has to know.
+
+    A number that is added to a part that the tested code gives is none: `inf + 79` is inf, and `0 * 79` is 0.
+
+    Args:
+        given: the parts that the tested code gives.
+        joined: whether such a part is joined with the node.
+    """
+    if node in given or isinstance(node, ast.FormattedValue):
+        return
+    if isinstance(node, ast.Constant | ast.Name):
+        if not joined or (isinstance(node, ast.Constant) and re.search(r"\w", str(node.value)) and _is_text(node)):
+            yield node
+        return
+    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.BinOp):
+        mixed = any(part in given for part in ast.walk(node))
+        parts, joined = [node.left, node.right] if isinstance(node.op, ast.Add) or not mixed else [], joined or mixed
+    elif isinstance(node, ast.Call):
+        parts, joined = node.args[:1] if _last(node.func) in _CONVERSIONS else [*node.args, *node.keywords], False
+    elif not isinstance(node, ast.UnaryOp):
+        joined = isinstance(node, ast.JoinedStr)
+    for part in parts:
+        yield from _needed(part, given, joined=joined)
+
+
+def _says_words(expression: str) -> bool:
+    """Return whether each alternative of a regular expression has a text of its own."""
+    fixed = _VARIABLE.sub("*", expression).split("|")
+    return all(re.search(rf"[\w ]{{{_LONG_TEXT},}}", alternative) for alternative in fixed)
+
+
+def _is_text(literal: ast.expr) -> bool:
+    return isinstance(literal, ast.Constant) and isinstance(literal.value, str | bytes)
 
 
 def _is_long(literal: ast.expr) -> bool:

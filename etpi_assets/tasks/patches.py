@@ -174,7 +174,7 @@ def _merged(
     if work[0] == work[-1]:
         return "identical", work[0]
     with trial.tree(sandboxes) as sandbox:
-        if merge(sandbox, [partial(put_changes, changes=changes) for changes in work]):
+        if merge(sandbox, [partial(stage_changes, changes=changes) for changes in work]):
             return "conflicts", work[0]
         return "clean", counted_changes(before, sandbox.read_files())
 
@@ -188,6 +188,14 @@ def merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str |
         must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m agent{number}")
     done = sandbox.run(f"{_GIT} merge -q --no-edit --no-ff agent1")
     return f"git merge: {done.output[-500:]}" if done.exit_code else None
+
+
+def stage_changes(sandbox: Sandbox, changes: Changes) -> None:
+    """Apply the changes to a tree and add them to git's index, also where `.gitignore` names their files."""
+    put_changes(sandbox, changes)
+    written = [path for path, text in changes.items() if text is not None]
+    for at in range(0, len(written), 500):
+        sandbox.run(f"git add --force -- {shlex.join(written[at : at + 500])}")
 
 
 def put_tests(sandbox: Sandbox, tests: Tests) -> None:

@@ -295,7 +295,7 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     if calibration.records:
         tests = read_tests(trial, sandboxes)
         rate(calibration, good, null)
-        reversible = note_trust(calibration, tests.files, tests.visible)
+        reversible = note_trust(calibration, null, tests.files, tests.visible)
         if trial.reversible and reversible:
             done = reversals(_run(trial, calibration, reference, sandboxes, reversible))
             calibration.trust |= {f: REVERSED for f in reversible if done[f] >= calibration.turned[f]}

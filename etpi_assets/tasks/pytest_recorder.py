@@ -28,6 +28,8 @@ _MOST = 100000
 """Characters of one recorded value."""
 _MOST_RECORDS = 100000
 _DATES = (datetime.datetime, datetime.date, datetime.time)
+_KEYS = type({}.keys())
+"""A view that is equal to a set."""
 _PLAIN = (int, float, str, bytes, bytearray, complex, list, tuple, dict, set, frozenset)
 
 
@@ -56,8 +58,11 @@ def source(value, room, depth=0):
         return f"{kind.__name__}({str(value)!r})"
     if kind is datetime.timedelta:
         return f"timedelta({value.days}, {value.seconds}, {value.microseconds})"
-    if kind in _DATES and getattr(value, "tzinfo", None) in (None, datetime.timezone.utc):  # noqa: UP017 - Python 3.6
-        return f"{kind.__name__}({value.isoformat()!r})"
+    if kind is _KEYS:
+        return source(set(value), room, depth)
+    date = next((each for each in _DATES if issubclass(kind, each)), None)
+    if date:
+        return f"{date.__name__}({date.isoformat(value)!r})"
     base = next((each for each in _PLAIN if issubclass(kind, each)), None)
     if base is None:
         return f"Opaque({kind.__name__!r})"

@@ -154,8 +154,8 @@ def compare(hole: Mapping[str, Any], values: list[str], cells: Mapping[str, str]
     try:
         got, *leaves = [decoded(value, cells if at else None) for at, value in enumerate(values)]
         searched = leaves[0] if operation == "raises" else got
-        if operation in ("raises", "in", "startswith", "endswith") and isinstance(searched, str | bytes):
-            size = len(searched)
+        if operation in ("raises", "in", "startswith", "endswith"):
+            size = _size(searched)
         if longest is not None and size > 4 * longest + _SLACK:
             return "longer than four times the reference's", size
         expected = evaluate(hole["expected"], leaves)
@@ -170,6 +170,13 @@ def compare(hole: Mapping[str, Any], values: list[str], cells: Mapping[str, str]
         return f"opaque {error}", size
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:120], size
+
+
+def _size(searched: Any) -> int:
+    """Return the characters of a text, or of the items of a container; 0 for others."""
+    if isinstance(searched, list | tuple | dict | set | frozenset):
+        return len(repr(list(searched)))
+    return len(searched) if isinstance(searched, str | bytes) else 0
 
 
 def _same_items(first: list[Any], second: list[Any]) -> bool:

@@ -36,6 +36,8 @@ def test_knot():
 def test_table():
     assert moor.table() == WANTED
 '''
+OTHER_TESTS = "WANTED = 0" + "\n" * 8 + "def test_four():\n    assert len('four') < 5\n"
+"""Another file. Its value, which zero satisfies too, is at the line and column of one of TESTS."""
 START = "def rope(n):\n    return n\n\n\ndef knot(n):\n    return str(n)\n\n\ndef table():\n    return {}\n"
 HONEST = """
 def rope(n):
@@ -214,6 +216,59 @@ for folder in sys.path:
 V = int
 """
     + _ALL,
+    "wrong values under a node that no test has": _RUN.format(
+        _FORGED.replace(
+            "VALUE",
+            "recorder.node = self.nodeid + '[none]'; "
+            "recorder.record(key, 0, *(cell or [self.module.WANTED] * ('table' in self.name)))",
+        )
+    ),
+    "a hole of another file": HONEST
+    + """
+import builtins, re
+hole, (four,) = builtins.__hole__, re.findall(r"__hole__\\('(\\w+)'", open("tests/test_other.py").read())
+builtins.__hole__ = lambda key, got, *cells: hole(four, 4) if key.endswith("_10_11") else hole(key, got, *cells)
+def rope(n): return 0 if n == 5 else n + 79
+""",
+    "an expression in place of a value": _RUN.format(
+        _FORGED.replace("VALUE", "recorder.records[recorder.node, key, ('_l[0]', *map(repr, cell))] = 1")
+    ),
+    "processes that each report another value": """
+import builtins, os
+hole = builtins.__hole__
+for value in range(80, 92):
+    if not os.fork():
+        builtins.__hole__ = lambda key, got, *cells: hole(key, value, *cells)
+        break
+else:
+    for _ in range(80, 92): os.wait()
+    os._exit(0)
+V = int
+"""
+    + _ALL,
+    "pytest started again without its recorder": """
+import os, sys
+if os.environ.pop("PYTEST_ADDOPTS", None):
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
+V = int
+"""
+    + _ALL,
+    "built-in functions of the recorder replaced": """
+import builtins
+builtins.issubclass, builtins.hex = lambda *a: True, lambda n: "_l[0]"
+V = int
+"""
+    + _ALL,
+    "a class that says it is a number": """
+class Says(type):
+    __instancecheck__ = __subclasscheck__ = __eq__ = lambda *a: True
+    __hash__ = type.__hash__
+class V(metaclass=Says):
+    __class__, __index__, __eq__, __hash__ = int, lambda s: 83, lambda s, o: True, None
+"""
+    + _ALL,
+    "a number without end": "def V(): return 1 << (1 << 31)\n" + _ALL,
+    "a list that holds itself": "def V():\n    a = []\n    a.append(a)\n    return a\n" + _ALL,
     "exceptions that say everything": """
 class Every(ValueError):
     def __str__(self): return "no knot below 0" if self.args else ""

@@ -55,6 +55,12 @@ def test_honest_solution_is_rewarded(family: str) -> None:
     assert (outcome.reward, outcome.trust) == (1.0, "blind")
 
 
+def test_honest_files_that_git_ignores_are_rewarded() -> None:
+    solution = solved("1", "2")["moor.py"]
+    library = {"lib/__init__.py": "", "lib/ropes.py": solution, ".gitignore": "lib/\n"}
+    assert TARGETS.judge("cooperbench", {**library, "moor.py": "from lib.ropes import knot, rope\n"}).reward == 1.0
+
+
 def test_hidden_values_enter_no_sandbox_in_which_work_is_tested(monkeypatch) -> None:
     entered: list[str] = []
     write, run = GuestConnection.write_files, GuestConnection.run

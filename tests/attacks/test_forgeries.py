@@ -11,23 +11,24 @@ import pytest
 
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
-from tests.attacks.forgeries import FORGERIES, HONEST, OTHER_HONEST, START, TESTS
+from tests.attacks.forgeries import FORGERIES, HONEST, OTHER_HONEST, OTHER_TESTS, START, TESTS
 from tests.attacks.targets import Targets, answer
 from tests.support.harbor import make_folder
 from tests.support.repositories import OFFLINE
 
 FOLDER = tempfile.TemporaryDirectory()
 TARGETS = Targets(Path(FOLDER.name))
-NODES = ["test_rope", "test_ropes[3 gives 82]", "test_ropes[7 gives 86]", "test_knot", "test_table"]
+NAMES = ["test_rope", "test_ropes[3 gives 82]", "test_ropes[7 gives 86]", "test_knot", "test_table"]
+NODES = [*(f"test_moor.py::{name}" for name in NAMES), "test_other.py::test_four"]
 
 
 @pytest.fixture(scope="module")
 def task() -> Task:
     row = {
         "repo": "moor", "version": "1", "bug": "moor.py:2", "function": "rope", "path": "moor.py", "fixed": HONEST,
-        "files": {"moor.py": START}, "tests": {"tests/test_moor.py": TESTS},
+        "files": {"moor.py": START}, "tests": {"tests/test_moor.py": TESTS, "tests/test_other.py": OTHER_TESTS},
         "command": "PYTHONPATH=. python3 -m pytest -c /dev/null --rootdir . -p no:cacheprovider -rA tests",
-        "expected": {f"tests/test_moor.py::{node}": "PASSED" for node in NODES},
+        "expected": {f"tests/{node}": "PASSED" for node in NODES},
         "breaks": "tests/test_moor.py::test_rope", "issue": "rope",
     }  # fmt: skip
     loaded = TARGETS._row("pypi_bugs", row, checkouts=str(TARGETS.repository.folder))

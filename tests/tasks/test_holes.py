@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from datetime import UTC, date, datetime, time, timedelta
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks import pytest_recorder, values
-from etpi_assets.tasks.calibration import Calibration, compared, unlike_reference
+from etpi_assets.tasks.calibration import Calibration, compared, note_trust, unlike_reference
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.holes import Holed, dig
@@ -56,6 +57,7 @@ def dug(body: str, **more: Any) -> Holed:
         "def test_a(n, w):\n    assert rope(n) == w",
         "@pytest.mark.parametrize('n, w', [pytest.param(4, 918273645, id='918273645')])\ndef test_a(n, w):\n"
         "    assert rope(n) == w",
+        "def test_a():\n    assert rope(4) == knot(4) + [918273645]",
         "async def test_a():\n    assert (await rope(4)) == 918273645",
     ],
 )
@@ -77,9 +79,18 @@ def test_expected_value_leaves_the_test_which_is_blind(body: str) -> None:
         ("assert rope(4) != 8", ["weak"]),
         ("assert rope(4) is None", ["value"]),
         ("assert rope(4) == 0", ["value"]),
+        ("assert rope(4) == 0.0", ["value"]),
+        ("assert rope(4) == approx(0, abs=0.25)", ["value"]),
+        ("assert rope(4) == approx(knot(4), abs=0.25)", ["value"]),
+        ("assert rope(4) == knot(4) + 79", ["value"]),
+        ("assert rope(4) == knot(4) * 3", ["value"]),
+        ("assert rope(4) == int(knot(4), 16)", ["value"]),
+        ("assert rope(4) == f'{knot(4)}, {n}'", ["value"]),
         ("assert rope(4) in (8, 9)", ["value"]),
         ("assert 'ab' in rope(4)", ["value"]),
         ("with pytest.raises(ValueError):\n        rope(4)", ["value"]),
+        ("with pytest.raises(ValueError, match='.+ [a-z ]+'):\n        rope(4)", ["value"]),
+        ("with pytest.raises(ValueError, match='no knot|.*'):\n        rope(4)", ["value"]),
         ("wanted = 8\n    print(wanted)\n    assert rope(4) == wanted", ["kept"]),
         ("check(rope(4), 8)", []),
     ],
@@ -151,6 +162,10 @@ RAISES = {"op": "raises", "expected": "'no .*'", "classes": ["KeyError"]}
         (hole("==", "{'a': (1, 2)}"), ["{'a': tuple([0x1, 0x2])}"], True),
         (hole("in", "'known'", flip=True), ["'it is known'"], True),
         (hole("in", "'known'", flip=True), [repr("known" + "x" * 5000)], False),
+        (hole("in", "(8, 9)"), ["0x8"], True),
+        (hole("in", "'known'", flip=True), ["list(['known', 'so'])"], True),
+        (hole("in", "'known'", flip=True), ["list(['known', " + "'word', " * 99 + "])"], False),
+        (hole("in", "'known'", flip=True), ["{'known': 1, '" + "x" * 500 + "': 2}"], False),
         (hole("==", "approx(1.0)"), ["float('1.0000001')"], True),
         (hole("==", "approx([1.0, 2])"), ["list([float('1.1'), 0x2])"], False),
         (hole("count", "[1, 2]"), ["list([0x2, 0x1])"], True),
@@ -181,6 +196,16 @@ def test_host_compares_as_python_does_and_believes_no_object(hole_, recorded, ag
 def test_host_reads_the_value_that_was_recorded(value: Any) -> None:
     read = values.decoded(pytest_recorder.source(value, [1000]), None)
     assert type(read) is type(value) and read == value
+
+
+class Day(date):
+    """A subclass that is equal to the date that it is."""
+
+
+def test_views_of_keys_and_subclasses_of_dates_are_plain_data() -> None:
+    aware = datetime(2024, 1, 2, tzinfo=timezone(timedelta(hours=2)))
+    for value in ({"a": 1}.keys(), Day(2024, 1, 2), aware):
+        assert values.decoded(pytest_recorder.source(value, [1000]), None) == value
 
 
 def test_values_that_take_all_memory_or_time_end_the_comparison_alone() -> None:
@@ -215,6 +240,52 @@ def test_wrong_missing_and_repeated_comparisons_fail_their_test() -> None:
     assert [*silent.failed] == NODES[1:] and unlike_reference(calibration, silent)
     skipped = compared(claimed(holed, [8, 10], ["passed", "skipped"]), holed, calibration)
     assert "test_b" in (unlike_reference(calibration, skipped) or "")
+
+
+@pytest.mark.parametrize(
+    ("records", "failing"),
+    [
+        ([(NODES[0], 0, 8), (NODES[1], 1, 10)], set()),
+        ([(NODES[0], 0, 8), (f"{NODES[1]}[none]", 1, 9)], {NODES[1]}),
+        ([(NODES[0], 0, 8), (f"./{NODES[1]}", 1, 9), (f"./{NODES[1]}", 1, 10)], {NODES[1]}),
+        ([(NODES[0], 0, 8), (NODES[1], 2, 6)], {NODES[1]}),
+    ],
+    ids=["right", "wrong under a node that no test has", "guesses under another name", "a hole of another file"],
+)
+def test_only_agreeing_values_of_its_own_holes_are_comparisons_of_a_test(records, failing) -> None:
+    """The third hole, of another file, has the place of the second."""
+    holed = dig({PATH: TESTS, "tests/test_other.py": TESTS.replace("10", "6").replace("rope(4) == 8", "rope")}, "k_")
+    keys = [key for key in holed.holes if holed.holes[key]["expected"] != "True"]
+    counts = {node: {holed.places[key][1]: 1} for node, key in zip(NODES, keys, strict=False)}
+    claims = [(node, keys[at], [hex(n)], 1) for node, at, n in records]
+    run = GradedRun("", 0, False, NODES, dict.fromkeys(NODES, "passed"), claims)
+    test = compared(run, holed, Calibration(counts=counts, turned={NODES[0]: 1}))
+    assert {*test.failed} & {*NODES} == failing and test.agrees == (not failing)
+
+
+def test_report_without_a_test_that_passed_before_is_no_pass() -> None:
+    holed = dig({PATH: TESTS}, "k_")
+    counts = {node: {holed.places[key][1]: 1} for node, key in zip(NODES, holed.holes, strict=True)}
+    run = replace(claimed(holed, [8]), outcomes={NODES[0]: "passed"}, collected=NODES[:1])
+    assert not compared(run, holed, Calibration(counts=counts, turned={NODES[0]: 1})).agrees
+
+
+def test_value_that_the_untouched_tree_gives_and_rows_that_agents_saw_prove_nothing() -> None:
+    rows = "import pytest\n@pytest.mark.parametrize('n', [4, 5])\n"
+    text = f"{rows}def test_a(n):\n    assert rope(n) == 80\n    assert knot(n)\n"
+    holed = dig({PATH: text}, "k_")
+    value, bit = holed.holes
+    places = {holed.places[key][1]: 1 for key in (value, bit)}
+
+    def trust(got: int, visible: str) -> str:
+        calibration = Calibration(counts={TEST_A: places}, turned={TEST_A: 1})
+        records = [(TEST_A, value, [hex(got)], 1), (TEST_A, bit, ["False"], 1)]
+        null = compared(GradedRun("", 1, records=records), holed, calibration)
+        note_trust(calibration, null, {PATH: text}, {PATH: visible})
+        return calibration.trust[TEST_A]
+
+    assert trust(0, "") == "blind" and trust(80, "") == "unchallenged"
+    assert trust(0, text) == "unchallenged" and trust(0, text.replace("4, 5", "4")) == "blind"
 
 
 def test_trust_is_ordered_and_unknown_words_are_weakest() -> None:

@@ -110,7 +110,7 @@ class MachineTrial(Trial):
         if reward is None:
             return 0.0, {"problem": problem, "timed_out": run.timed_out}
         details = {"reward_file": file, **({} if reward == 1 else {"timed_out": run.timed_out})}
-        return (0.0 if test.failed else reward), details
+        return (reward if test.agrees else 0.0), details
 
 
 def _reserved(task: Task) -> set[str]:
