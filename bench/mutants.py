@@ -20,7 +20,7 @@ import resource
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from heapq import heappop, heappush
@@ -109,7 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sample the mutants, and collect only the files of the tests that reach one."""
-    again = re.compile(config.getoption("--again"))
+    again = re.compile(str(config.getoption("--again")))
     known = json.loads(TABLE.read_text())["mutants"] if TABLE.exists() else []
     done = {
         row.key: row for row in (Mutant(**row) for row in known) if not again.search(f"{row.module}:{row.function}")
@@ -132,7 +132,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     gc.freeze()
     for mutant, source, names in TODO:
         order = {name: at for at, name in enumerate(names)}
-        items = [item for item in session.items if item.originalname in order]
+        items = [item for item in session.items if isinstance(item, pytest.Function) and item.originalname in order]
         DONE[mutant.key] = _run(
             mutant, source, session, sorted(items, key=lambda item: order[item.originalname]), functions
         )
@@ -263,7 +263,7 @@ class Callers:
         return sorted(reached, key=lambda name: (costs.get(name, math.inf), name))[:MOST_TESTS]
 
 
-def _first_failure(items: list[pytest.Item], session: pytest.Session) -> tuple[str, int]:
+def _first_failure(items: Sequence[pytest.Item], session: pytest.Session) -> tuple[str, int]:
     """Run tests until one fails or time is up; return its name, or an empty one, and the number of tests."""
     resource.setrlimit(resource.RLIMIT_CPU, (10 * LONGEST, 10 * LONGEST))
     failed: list[str] = []
