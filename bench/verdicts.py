@@ -1,7 +1,8 @@
-"""Measure the CPU time of a verdict on an honest patch, in each family that runs hidden tests.
+"""Measure the CPU time of a verdict on an honest patch in families that run hidden tests, and shares of blind tests.
 
-Run: `python bench/verdicts.py [VERDICTS] [CHECKOUT]`, for example with a git worktree of da9e433, the commit before
-expected values were kept out of the sandbox; its judge is measured by this script too, before and after this one's.
+Run: `python bench/verdicts.py --tests FOLDER` for the trust that the test functions below a folder can have, without a
+reference; or `python bench/verdicts.py [VERDICTS] [CHECKOUT]`, for example with a git worktree of da9e433, the commit
+before expected values were kept out of the sandbox; its judge is measured too, between two measurements of this one.
 
 The tasks are those under attack (tests/attacks/targets.py): a repository with two modules and two hidden tests, one
 agent, or two in CooperBench. CPU time is that of this process and of all its children, sandboxes included.
@@ -53,9 +54,22 @@ def measured_in(checkout: Path, verdicts: int) -> dict[str, tuple[float, str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def shares(folder: Path) -> None:
+    """Print how many test functions below a folder holes make blind, how many others can be reversed."""
+    from etpi_assets.tasks.holes import dig
+
+    files = {str(path.relative_to(folder)): path.read_text("utf-8") for path in sorted(folder.rglob("*.py"))}
+    dug = dig(files, "k_")
+    blind = {name for name in dug.tests if dug.is_blind(name)}
+    reversible, count = (dug.reversible & dug.tests.keys()) - blind, len(dug.tests)
+    print(f"{count} test functions: {len(blind) / count:.1%} blind, {len(reversible) / count:.1%} reversible")
+
+
 def main() -> None:
     from machine import machine
 
+    if sys.argv[1:2] == ["--tests"]:
+        return shares(Path(sys.argv[2]))
     print(machine())
     verdicts = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     if len(sys.argv) < 3:

@@ -138,6 +138,7 @@ class Proving:
         if self.finished:
             yield from self.tasks
             return
+        self.tasks, self.rejected = [], []
         for outcome in self._outcomes():
             if isinstance(outcome, Task):
                 self.tasks.append(outcome)
