@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -34,11 +37,18 @@ from tests.support.serving import NEEDS_VLLM, make_models, start
 PARSER = {"tool-call-parser": "hermes"}
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "any_agent.md"
+
+
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*PRESETS, "the model class on the page"])
 def test_an_unmodified_harness_is_captured_token_for_token(name, tmp_path):
-    agent = section(name, folder_of(name))
+    if name in PRESETS:
+        agent = section(name, folder_of(name))
+    else:
+        (block,) = re.findall(r"```toml\n(\[harness\]\nname = \"mini.*?)```", PAGE.read_text(), re.DOTALL)
+        agent = section(**tomllib.loads(block)["harness"] | {"folder": folder_of("mini-swe-agent")})
     engine = ScriptedEngine(fixes, CHAT, "t", noncanonical=0.1)
     runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
     record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
