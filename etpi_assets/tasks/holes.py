@@ -285,10 +285,10 @@ class _Digger:
         if sides.kind == "pair":
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
-        given = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
+        tested = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
         literals = [
             literal
-            for node in _needed(sides.expected, given)
+            for node in _needed(sides.expected, tested)
             for literal in (self.bindings[cells[node.id]] if isinstance(node, ast.Name) else [node])
         ]
         strong = _is_strong(site.op, literals, needle=flip)
@@ -539,17 +539,17 @@ def _is_strong(op: str, literals: list[ast.expr], *, needle: bool = False) -> bo
 
 
 def _needed(
-    node: ast.AST, given: Collection[ast.AST] = (), *, joined: bool = False
+    node: ast.AST, tested: Collection[ast.AST] = (), *, joined: bool = False
 ) -> Iterator[ast.Constant | ast.Name]:
     """Yield the literals and cells of an expected value that an answer has to know.
 
     A number that is added to a part that the tested code gives is none: `inf + 79` is inf, and `0 * 79` is 0.
 
     Args:
-        given: the parts that the tested code gives.
+        tested: the parts that the tested code gives.
         joined: whether such a part is joined with the node.
     """
-    if node in given or isinstance(node, ast.FormattedValue):
+    if node in tested or isinstance(node, ast.FormattedValue):
         return
     if isinstance(node, ast.Constant | ast.Name):
         if not joined or (isinstance(node, ast.Constant) and re.search(r"\w", str(node.value)) and _is_text(node)):
@@ -557,14 +557,14 @@ def _needed(
         return
     parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.BinOp):
-        mixed = any(part in given for part in ast.walk(node))
+        mixed = any(part in tested for part in ast.walk(node))
         parts, joined = [node.left, node.right] if isinstance(node.op, ast.Add) or not mixed else [], joined or mixed
     elif isinstance(node, ast.Call):
         parts, joined = node.args[:1] if _last(node.func) in _CONVERSIONS else [*node.args, *node.keywords], False
     elif not isinstance(node, ast.UnaryOp):
         joined = isinstance(node, ast.JoinedStr)
     for part in parts:
-        yield from _needed(part, given, joined=joined)
+        yield from _needed(part, tested, joined=joined)
 
 
 def _says_words(expression: str) -> bool:
