@@ -35,7 +35,7 @@ from etpi_assets.tasks.family import Family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
 from etpi_assets.trajectories.rollout_checks import merged
-from etpi_resources.chat.format import TemplateRefuses
+from etpi_resources.chat.format import TemplateRefuses, same_vocabulary
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.stored import batches, counts, no_rows
@@ -221,7 +221,8 @@ def _captured(rollout_set: RolloutSetSpec) -> str | None:
 
 def _foreign(rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> bool:
     """Return whether a set's ids are known to be of another tokenizer than the student's."""
-    return _captured(rollout_set) not in (None, spec.base.tokenizer)
+    captured = _captured(rollout_set)
+    return captured is not None and not same_vocabulary(captured, spec.base.tokenizer)
 
 
 def _require_same_vocabulary(

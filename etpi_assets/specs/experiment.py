@@ -55,7 +55,7 @@ class PairsSection(Section):
 
     capture: Literal["auto", "native", "retokenised"] = "auto"
     """Source of the token ids: `native` as the engine generated them, or `retokenised` from the recorded messages;
-    `auto`: native if all turns of the rollout sets have ids of the student's tokenizer, else retokenised."""
+    `auto`: native if all turns of the rollout sets have ids of the student's vocabulary, else retokenised."""
     tools: tuple[Tool, ...] = ()
     """retokenised: tools that the student's prompts offer, instead of the schemas that the rollouts recorded."""
     strip_think: bool = True

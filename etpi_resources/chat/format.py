@@ -699,6 +699,15 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     return ChatFormat(name, read_tokenizer(folder, **special), source)
 
 
+def same_vocabulary(first: str, second: str) -> bool:
+    """Return whether two tokenizers, by their names, have the same ids; False where one cannot be read here."""
+    if first == second:
+        return True
+    with suppress(OSError, ValueError):
+        return load_chat_format(first).vocabulary_hash == load_chat_format(second).vocabulary_hash
+    return False
+
+
 def _encode_all(core: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of each text, encoded on all cores if there is enough text."""
     if sum(map(len, texts)) < _WORTH_SHARING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.format import load_chat_format, same_vocabulary
 from etpi_resources.chat.sources import token_texts
 from etpi_resources.chat.tokenizer_files import PROBE, TOKENIZER_CONFIG, copy_tokenizer, misread, read_tokenizer
 from etpi_resources.engines import EngineUnavailable
@@ -71,6 +72,12 @@ def test_server_gets_a_tokenizer_that_it_reads_rightly(base, tmp_path, monkeypat
         given = str(caught.value).partition("--tokenizer ")[2].split(" ")[0]
         assert Path(given).name == options.get("tokenizer", wanted)
     assert options or not misread(tmp_path / "log.tokenizer")
+
+
+def test_vocabularies_are_compared_by_content(base, tmp_path):
+    other = shutil.copytree(base, tmp_path / "other")
+    assert same_vocabulary(str(base), str(other)) and same_vocabulary("tiny", "tiny")
+    assert not same_vocabulary(str(base), "tiny") and not same_vocabulary("tiny", str(tmp_path / "nothing"))
 
 
 def test_texts_of_ids_need_no_template(tmp_path: Path) -> None:

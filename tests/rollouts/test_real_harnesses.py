@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -37,18 +36,17 @@ from tests.support.serving import NEEDS_VLLM, make_models, start
 PARSER = {"tool-call-parser": "hermes"}
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "any_agent.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mini_swe_agent.toml"
 
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*PRESETS, "the model class on the page"])
+@pytest.mark.parametrize("name", [*PRESETS, EXAMPLE.name])
 def test_an_unmodified_harness_is_captured_token_for_token(name, tmp_path):
     if name in PRESETS:
         agent = section(name, folder_of(name))
     else:
-        (block,) = re.findall(r"```toml\n(\[harness\]\nname = \"mini.*?)```", PAGE.read_text(), re.DOTALL)
-        agent = section(**tomllib.loads(block)["harness"] | {"folder": folder_of("mini-swe-agent")})
+        agent = section(**tomllib.loads(EXAMPLE.read_text())["harness"] | {"folder": folder_of("mini-swe-agent")})
     engine = ScriptedEngine(fixes, CHAT, "t", noncanonical=0.1)
     runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
     record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
