@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import Limits, SandboxStopped
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSandbox, _descendants
+from etpi_resources.sandboxes.docker import DockerSandbox
 from etpi_resources.sandboxes.memory_group import GROUP_VARIABLE, MemoryGroup
 
 CHAT = load_chat_format("tiny")
@@ -192,7 +193,9 @@ def test_guest_that_the_kernel_kills_ended_by_itself_only_at_its_own_limit(own_g
     end(own)
     time.sleep(0.5)  # the kernel ends it, and its parent notices
     if end is use_up:
-        assert sandbox.run("echo on").output == "[the sandbox has ended]"
+        # An engine may have removed the container's group, which alone could tell, by now: then there is no result.
+        with suppress(SandboxStopped) if isinstance(sandbox, DockerSandbox) else nullcontext():
+            assert sandbox.run("echo on").output == "[the sandbox has ended]"
     else:
         with pytest.raises(SandboxStopped, match="SIGKILL"):
             sandbox.run("echo on")
