@@ -66,7 +66,7 @@ class Mutant:
         return self.module, self.function, self.text, self.was, self.becomes
 
 
-TODO: list[tuple[Mutant, str, list[str]]] = []
+PENDING: list[tuple[Mutant, str, list[str]]] = []
 """Mutants to run: mutant, mutated source, names of tests."""
 DONE: dict[tuple[str, ...], Mutant] = {}
 SOUND: set[str] = set()
@@ -119,10 +119,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for key, (mutant, change) in list(mutants.items())[: config.getoption("--mutants")]:
         if key not in DONE:
             source = change.apply((ROOT / mutant.module).read_text(encoding="utf-8"))
-            TODO.append((mutant, source, callers.tests(mutant)))
-    files = {path for _, _, names in TODO for name in names[:FIRST_TESTS] for path in callers.files[name]}
+            PENDING.append((mutant, source, callers.tests(mutant)))
+    files = {path for _, _, names in PENDING for name in names[:FIRST_TESTS] for path in callers.files[name]}
     config.args = sorted(map(str, files))
-    print(f"{len(TODO)} mutants, {len(files)} files of tests", flush=True)
+    print(f"{len(PENDING)} mutants, {len(files)} files of tests", flush=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -130,7 +130,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     """Run each mutant that the table does not answer for; fail if one survives that is not equivalent."""
     functions = _functions()
     gc.freeze()
-    for mutant, source, names in TODO:
+    for mutant, source, names in PENDING:
         order = {name: at for at, name in enumerate(names)}
         items = [item for item in session.items if isinstance(item, pytest.Function) and item.originalname in order]
         DONE[mutant.key] = _run(

@@ -78,6 +78,7 @@ def require_code_allowed(steps: Iterable[Step], specs: Specs) -> None:
         match specs.get(step.set, step.key):
             case ExperimentSpec() as spec:
                 require_consent(spec.serving.options)
+                require_consent(spec.rl.options)
             case RolloutSetSpec(engine=EngineSection() as engine):
                 require_consent(engine.options)
 

@@ -149,7 +149,6 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
     def parts() -> Iterator[Mapping[str, pa.Table]]:
         for name in spec.rollout_sets:
             rollout_set = run.specs.get("rollout_set", name)
-            _require_same_vocabulary(name, rollout_set, spec, section)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
             repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in _with_repeats(chosen)}
@@ -200,15 +199,26 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
 
 
 def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
-    """Return the spec's section with a capture: for "auto", native if all turns have ids of the student's tokenizer."""
+    """Return the spec's section with a capture: for "auto", native if all turns have ids of the student's vocabulary.
+
+    Raises:
+        SpecError: the spec's capture is native, and a set's ids are of another vocabulary, which no check could notice.
+    """
     spec: ExperimentSpec = run.spec
-    if spec.pairs.capture != "auto":
+    if spec.pairs.capture == "retokenised":
         return spec.pairs
-    native = not spec.pairs.tools
-    for name in spec.rollout_sets:
-        rollout_set = run.specs.get("rollout_set", name)
-        captures = counts(raw_rollouts.stored("turns", key=name), "capture")
-        native = native and set(captures) <= {"native"} and not _foreign(rollout_set, spec)
+    captured = {name: _captured(run.specs.get("rollout_set", name)) for name in spec.rollout_sets}
+    own = spec.base.tokenizer
+    foreign = next((name for name, of_set in captured.items() if of_set and not same_vocabulary(of_set, own)), None)
+    if spec.pairs.capture == "native":
+        if foreign:
+            raise SpecError(
+                f"rollout set {foreign!r} was captured in the ids of {captured[foreign]!r}, the student reads {own!r}: "
+                'set pairs.capture = "retokenised", or use a base with that tokenizer'
+            )
+        return spec.pairs
+    native = not spec.pairs.tools and foreign is None
+    native = native and all(set(counts(raw_rollouts.stored("turns", key=n), "capture")) <= {"native"} for n in captured)
     capture = "native" if native else "retokenised"
     run.log(f'{run.label}: pairs.capture = "auto" is {capture} here')
     return spec.pairs.model_copy(update={"capture": capture})
@@ -217,23 +227,6 @@ def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
 def _captured(rollout_set: RolloutSetSpec) -> str | None:
     """Return the tokenizer of a set's ids; None for imported ids whose tokenizer the spec does not name."""
     return rollout_set.options.get("tokenizer") if rollout_set.kind == "imported" else rollout_set.agent.tokenizer
-
-
-def _foreign(rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> bool:
-    """Return whether a set's ids are known to be of another tokenizer than the student's."""
-    captured = _captured(rollout_set)
-    return captured is not None and not same_vocabulary(captured, spec.base.tokenizer)
-
-
-def _require_same_vocabulary(
-    name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec, section: PairsSection
-) -> None:
-    """Raise SpecError if native ids are of another tokenizer than the student's, which no check of ids could notice."""
-    if section.capture == "native" and _foreign(rollout_set, spec):
-        raise SpecError(
-            f"rollout set {name!r} was captured in the ids of {_captured(rollout_set)!r}, the student reads "
-            f'{spec.base.tokenizer!r}: set pairs.capture = "retokenised", or use a base with that tokenizer'
-        )
 
 
 # --- upweighted_dataset ----------------------------------------------------------------------------------------------

@@ -44,23 +44,9 @@ _OPPOSITES: Mapping[str, str] = {
 _REVERSED_METHODS = {**_OPPOSITES, **{other: name for name, other in _OPPOSITES.items()}}
 _DECISIVE = frozenset(("==", "in", "is", "sequence", "count", "almost", "startswith", "endswith", "raises"))
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
-_GUESSABLE = {
-    "None",
-    "True",
-    "False",
-    "0",
-    "1",
-    "0.0",
-    "1.0",
-    "''",
-    "[]",
-    "{}",
-    "()",
-    "b''",
-    "set()",
-    "Ellipsis",
-    "...",
-}
+_GUESSABLE = frozenset(
+    ("None", "True", "False", "0", "1", "0.0", "1.0", "''", "[]", "{}", "()", "b''", "set()", "Ellipsis", "...")
+)
 _CONVERSIONS = ("approx", "int", "str", "bytes", "bytearray")
 """Constructors of which only the first argument is a value: others are tolerances, bases and encodings."""
 _VARIABLE = re.compile(r"\\.|\[[^\]]*\]|\([^()]*\)[*?{]|\(\?[^)]|.[*?{]")
@@ -552,7 +538,7 @@ def _needed(
     if node in tested or isinstance(node, ast.FormattedValue):
         return
     if isinstance(node, ast.Constant | ast.Name):
-        if not joined or (isinstance(node, ast.Constant) and re.search(r"\w", str(node.value)) and _is_text(node)):
+        if not joined or ((text := _text(node)) and re.search(r"\w", str(text))):
             yield node
         return
     parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
@@ -573,16 +559,13 @@ def _says_words(expression: str) -> bool:
     return all(re.search(rf"[\w ]{{{_LONG_TEXT},}}", alternative) for alternative in fixed)
 
 
-def _is_text(literal: ast.expr) -> bool:
-    return isinstance(literal, ast.Constant) and isinstance(literal.value, str | bytes)
+def _text(literal: ast.expr) -> str | bytes:
+    """Return the text of a literal; an empty one if it is none."""
+    return literal.value if isinstance(literal, ast.Constant) and isinstance(literal.value, str | bytes) else ""
 
 
 def _is_long(literal: ast.expr) -> bool:
-    return (
-        isinstance(literal, ast.Constant)
-        and isinstance(literal.value, str | bytes)
-        and len(literal.value) >= _LONG_TEXT
-    )
+    return len(_text(literal)) >= _LONG_TEXT
 
 
 def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

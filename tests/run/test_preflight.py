@@ -182,15 +182,11 @@ def test_missing_runs_and_unknown_rewards_stop_a_run_before_it_starts(tmp_path: 
         require_inputs(plan("r", specs, lake), specs)
 
 
-def test_run_starts_no_server_that_loads_code_of_a_spec_without_consent(tmp_path, monkeypatch, capsys) -> None:
-    write_spec(tmp_path / "specs", "experiments", "code", '''
-        title = "t"
-        extends = "plan_first_tiny"
-        [serving]
-        engine = "vllm"
-        allow_code = true
-        options = {trust-remote-code = true}
-    ''')  # fmt: skip
+@pytest.mark.parametrize("section", ["[serving]", "[rl]\nrepeatable = false"])
+def test_run_starts_no_server_that_loads_code_of_a_spec_without_consent(tmp_path, monkeypatch, capsys, section) -> None:
+    head = f'title = "t"\nextends = "terminal_grpo_tiny"\n{section}'
+    server = 'engine = "vllm"\nallow_code = true\noptions = {trust-remote-code = true}'
+    write_spec(tmp_path / "specs", "experiments", "code", f"{head}\n{server}\n")
     for variable, folder in {"ETPI_SPECS": "specs", "ETPI_DATA": "lake", "DAGSTER_HOME": "home"}.items():
         monkeypatch.setenv(variable, str(tmp_path / folder))
     monkeypatch.setenv("ETPI_ALLOW_CODE", "0")

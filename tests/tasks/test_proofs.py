@@ -188,8 +188,8 @@ def test_dry_run_and_rehearsal_name_time_and_disk_of_the_proofs_that_are_missing
     resources = swe_suite.make(tmp_path, repository, tasks=9, used=7)
     file = tmp_path / "specs/suites/suite.toml"
     file.write_text(file.read_text().replace("bubblewrap", sandbox))
-    own = EVALUATED.replace('"few"', '"set_reference"').replace('"little"', '"suite"')
-    write_spec(tmp_path / "specs", "experiments", "own", own)
+    evaluated_on_suite = EVALUATED.replace('"few"', '"set_reference"').replace('"little"', '"suite"')
+    write_spec(tmp_path / "specs", "experiments", "own", evaluated_on_suite)
     resources = replace(resources)  # reads the specs again
     prover = Prover.of(AssetRun(GRAPH["tasks"], "suite", resources), "suite")
     assert prover
