@@ -237,7 +237,7 @@ class Callers:
         if caller.name.startswith("test_"):
             self.files.setdefault(caller.name, set()).add(path)
         for node in ast.walk(caller):
-            for field in ("id", "attr", "arg", "name"):  # of Name, Attribute, arg (a fixture), and what a class defines
+            for field in ("id", "attr", "arg", "name"):  # a name, an attribute, a fixture, a definition
                 if isinstance(name := getattr(node, field, None), str) and name != caller.name:
                     self._callers.setdefault(name, set()).add(caller.name)
 

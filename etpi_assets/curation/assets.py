@@ -208,13 +208,13 @@ def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
     if spec.pairs.capture == "retokenised":
         return spec.pairs
     captured = {name: _captured(run.specs.get("rollout_set", name)) for name in spec.rollout_sets}
-    own = spec.base.tokenizer
-    foreign = next((name for name, of_set in captured.items() if of_set and not same_vocabulary(of_set, own)), None)
+    student = spec.base.tokenizer
+    foreign = next((name for name, of_set in captured.items() if of_set and not same_vocabulary(of_set, student)), None)
     if spec.pairs.capture == "native":
         if foreign:
             raise SpecError(
-                f"rollout set {foreign!r} was captured in the ids of {captured[foreign]!r}, the student reads {own!r}: "
-                'set pairs.capture = "retokenised", or use a base with that tokenizer'
+                f"rollout set {foreign!r} was captured in the ids of {captured[foreign]!r}, the student reads "
+                f'{student!r}: set pairs.capture = "retokenised", or use a base with that tokenizer'
             )
         return spec.pairs
     native = not spec.pairs.tools and foreign is None

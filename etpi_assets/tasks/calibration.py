@@ -81,7 +81,7 @@ class TestRun:
     Attributes:
         run: the claims.
         calibration: that of the reference.
-        failed: node ids and functions that fail by what was recorded -> the reason.
+        failed: node id, or function, of a test whose recorded values are wrong -> the reason.
         turned_over, cheated: node ids with a reversed assertion that failed, and that passed.
         dug: the files with holes.
         compared: (the reason why it disagrees or None, the length of a text that is searched) of each record.

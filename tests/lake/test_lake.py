@@ -190,7 +190,7 @@ def test_failed_blocking_check_blocks_until_a_good_version(lake: Lake) -> None:
     assert lake.files_of(bad, "turns")[0].exists(), "the refused version is there as evidence"
     assert publish(lake) == good, "the older good content, published again"
     assert lake.blocked(PAIRS) is None and lake.require(PAIRS) == good
-    assert not (lake.root / "tito_pairs/experiment=plan_first/blocked").exists(), "gc keeps what a pointer names"
+    assert not (lake.root / "tito_pairs/experiment=plan_first/blocked").exists(), "gc keeps files that pointers name"
 
 
 def test_only_failed_blocking_checks_block(lake: Lake) -> None:
