@@ -327,10 +327,14 @@ class BubblewrapSandbox(GuestConnection):
         return stop
 
     def _enter_group(self, pid: int) -> None:
-        """Move bubblewrap and the guest into the control group, before any command runs."""
+        """Move bubblewrap and the guest into the control group, before any command runs; raises GuestUnreachable if one
+        of them is gone."""
         if self._group is not None:
-            for process in [pid, *_descendants(pid)]:
-                self._group.add(process)
+            try:
+                for process in [pid, *_descendants(pid)]:
+                    self._group.add(process)
+            except (FileNotFoundError, ProcessLookupError):
+                raise GuestUnreachable from None
 
     def _stopped_by(self) -> str:
         if self._process is not None:

@@ -126,6 +126,27 @@ def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(factory, 
     assert sum(kinds.values()) == kills
 
 
+@pytest.mark.parametrize("killed", [0, -1], ids=["bubblewrap", "guest"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_sandbox_that_is_killed_while_it_starts_was_stopped_from_outside(killed, waits):
+    class Killed(Watched):
+        def create(self, *args, **more):
+            sandbox = super().create(*args, **more)
+            start = sandbox._start_guest
+
+            def start_and_kill(guest: bytes) -> None:
+                start(guest)
+                os.kill(processes(sandbox)[killed], signal.SIGKILL)
+                if waits:
+                    sandbox._process.wait()
+
+            sandbox._start_guest = start_and_kill
+            return sandbox
+
+    with pytest.raises(SandboxStopped), Killed(BubblewrapFactory()).create({"a.txt": "start"}):
+        pass
+
+
 def test_rollout_whose_sandbox_was_killed_runs_again():
     class Killed(Watched):
         def create(self, *args, **more):
