@@ -16,6 +16,7 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versions import PartitionVersions, lines, raised, versions_of
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
+from etpi_resources.lake import parquet
 from etpi_resources.lake.lake import Lake, Manifest, MissingInput, Ref
 from etpi_resources.lake.provenance import installed
 
@@ -266,7 +267,8 @@ def _step(
     if open_upstream and (change is None or change.rests):
         verb = "is" if len(open_upstream) == 1 else "are"
         reason = "waits for " + ", ".join(f"{_names([s], key)} ({s.state})" for s in open_upstream)
-        if stays and for_code and (stopped or (new.code.kept and expensive(node, key, specs))):
+        retrained = any(s.asset in rebuild and "checkpoints" in GRAPH[s.asset].tables for s in open_upstream)
+        if stays and for_code and (stopped or (new.code.kept and not retrained and expensive(node, key, specs))):
             again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
             return step("outdated", again, kept=True, seam=True)
         return step("waiting", reason, seam=seam, for_code=for_code)
@@ -304,12 +306,15 @@ class Change:
         cause: `code` if only versions of code were raised, its own or those of code that computed its inputs.
         inputs: the inputs that changed; empty if only their order did.
         by_code: whether these changed only because their code did.
+        retrained: whether one of them has other checkpoints. A person asked for these, and what was computed from the
+            earlier ones would be taken for theirs.
     """
 
     cause: Literal["spec", "inputs", "code"]
     reason: str
     inputs: tuple[str, ...] = ()
     by_code: bool = False
+    retrained: bool = False
 
     @property
     def state(self) -> State:
@@ -323,7 +328,7 @@ class Change:
 
     def expensive(self, manifest: Manifest, new: Wanted) -> bool:
         """Return whether an expensive result would be computed again."""
-        if new.code.kept is None or not expensive(new.node, new.key, new.specs):
+        if new.code.kept is None or self.retrained or not expensive(new.node, new.key, new.specs):
             return False
         return bool(self.inputs) or not manifest.code or bool(raised(recorded(manifest), new.code.kept))
 
@@ -333,7 +338,8 @@ def compare(manifest: Manifest, new: Wanted, lake: Lake) -> Change | None:
     change = difference(manifest, new)
     if change is None or not change.inputs or not _by_code(manifest, change.inputs, new, lake):
         return change
-    return replace(change, cause="code" if change.cause == "inputs" else change.cause, by_code=True)
+    cause = "code" if change.cause == "inputs" else change.cause
+    return replace(change, cause=cause, by_code=True, retrained=_retrained(manifest, change.inputs, new, lake))
 
 
 def difference(manifest: Manifest, new: Wanted) -> Change | None:
@@ -417,6 +423,22 @@ def _by_code(manifest: Manifest, changed: Sequence[str], new: Wanted, lake: Lake
         if new.inputs.get(name) not in {m.version for m in since} or any(m.cause != "code" for m in since):
             return False
     return True
+
+
+def _retrained(manifest: Manifest, changed: Sequence[str], new: Wanted, lake: Lake) -> bool:
+    """Return whether a changed input has other checkpoints than the one that a version was computed from."""
+    for ref in upstream_refs(new.node, new.key, new.specs, lake):
+        if (name := f"{ref.asset}/{ref.key}") in changed and "checkpoints" in GRAPH[ref.asset].tables:
+            versions = {m.version: m for m in lake.history(ref)}
+            before, now = (_checkpoint_ids(versions[v], lake) for v in (manifest.inputs[name], new.inputs[name]))
+            if before != now:
+                return True
+    return False
+
+
+def _checkpoint_ids(manifest: Manifest, lake: Lake) -> list[str]:
+    rows = parquet.read("checkpoints", lake.files_of(manifest, "checkpoints"), ["checkpoint_id"])
+    return rows["checkpoint_id"].to_pylist()
 
 
 def _names(steps: Sequence[Step], key: str) -> str:

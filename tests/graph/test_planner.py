@@ -168,6 +168,29 @@ def test_code_around_an_expensive_result_computes_it_from_what_is_stored(world, 
     assert not world.make("sft_checkpoint", "first").skipped
 
 
+def test_results_of_a_checkpoint_that_is_trained_again_are_computed_again(world, code):
+    """An evaluation of the earlier checkpoint would stand for the later one."""
+    world.make_all()
+    code["tito_pairs"] = 2
+    world.change_result("tito_pairs")
+    world.make_all()
+    resources = world.resources()
+    rebuilt = planner.plan("first", resources.specs, resources.lake, ("sft_checkpoint",))
+    assert {step.asset for step in rebuilt if step.kept} == set()
+    assert not world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"}).skipped
+    made = [name for name, _ in world.make_all()]
+    assert {"rl_checkpoint", "serving_probe", "eval_rollouts", "eval_metrics", "blame"} <= {*made}
+    assert _not_ok(world) == {}
+
+
+def test_results_of_the_same_checkpoint_are_kept_although_its_asset_has_another_version(world, code, monkeypatch):
+    world.make_all()
+    code["sft_checkpoint"] = 2
+    world.change_result("sft_checkpoint")
+    monkeypatch.setattr(planner, "_checkpoint_ids", lambda manifest, lake: ["c1"])
+    assert "eval_rollouts" not in [name for name, _ in world.make_all()]
+
+
 def test_rebuild_of_one_asset_keeps_the_others(world, code):
     world.make_all()
     code["raw_rollouts kept"] = code["sft_checkpoint kept"] = 2
