@@ -1,8 +1,9 @@
--- One row per data set, checkpoint, evaluation or report that rests on a verdict that flipped since it was made.
--- With the variable `roots` (a list of rollouts) it rests on one of them; else a flip that `etpi taint --keep` accepted
--- taints nothing. A checkpoint has a row for each of its ancestors that was trained so (via_checkpoint_id). share is
--- that of the label tokens of the training data, of the reward (tokens times size of the advantage), or of the rollouts
--- of an evaluation. Evaluations and reports of such a checkpoint have its largest share.
+-- One row per data set, checkpoint, evaluation or report that rests on a verdict that flipped since it was made. With
+-- the variable `roots` (a list of rollouts) it rests on one of them, and earlier versions of data sets have rows too;
+-- else a flip that `etpi taint --keep` accepted taints nothing. A checkpoint has a row for each ancestor that was
+-- trained so (via_checkpoint_id). share is that of the label tokens of the training data, of the reward (tokens times
+-- size of the advantage), or of the rollouts of an evaluation. Evaluations and reports of such a checkpoint have its
+-- largest share.
 CREATE OR REPLACE VIEW tainted AS
 WITH changed AS (
     SELECT
@@ -67,6 +68,7 @@ uses AS (
         n_rows,
         tokens
     FROM agreed
+    WHERE is_current OR getvariable('roots') IS NOT NULL
     UNION ALL BY NAME
     SELECT
         'checkpoint' AS kind,

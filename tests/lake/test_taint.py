@@ -95,6 +95,15 @@ def test_flip_before_the_data_set_was_built_and_flip_back_taint_nothing(lake: La
     assert tainted(lake) == set()
 
 
+def test_earlier_version_of_a_data_set_is_listed_for_other_roots_alone(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    small_lake.put(
+        lake, "upweighted_dataset", "strong", small_lake.dataset("r3"), inputs={"tito_pairs/strong": "later"}
+    )
+    assert not any(kind == "dataset" for kind, *_ in tainted(lake))
+    assert ("dataset", "strong", "strong", 1.0) in tainted(lake, "rollout:r1")
+
+
 def test_verdict_without_a_reward_is_no_flip(lake: Lake) -> None:
     flip(lake, "r1", "scored_rollouts", "strong_set", None, 1.0)
     assert tainted(lake) == set()
