@@ -23,7 +23,7 @@ from etpi_resources.capture.dialects import Message
 from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.chat.tool_forms import gemma, marked, tagged
 from etpi_resources.chat.tool_forms.call import Call, ParsedCall, ToolForm
-from etpi_resources.outside import without_surrogates
+from etpi_resources.outside import loads, without_surrogates
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -154,7 +154,7 @@ def normalised(message: Message) -> list[Any]:
 def parse_json(text: Any) -> Any:
     """Return the value of JSON text; the text itself if it is not JSON."""
     with suppress(ValueError, TypeError):
-        return json.loads(text)
+        return loads(text)
     return text
 
 

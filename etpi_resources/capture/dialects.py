@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etpi_resources.outside import loads
+
 Message = dict[str, Any]
 Event = tuple[str | None, Any]
 """The name of a server-sent event, None where the dialect names none, and its data."""
@@ -118,7 +120,10 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    value = json.loads(call["function"]["arguments"])
+    try:
+        value = loads(call["function"]["arguments"])
+    except ValueError:  # of a server's own parser
+        return {}
     return value if isinstance(value, dict) else {}
 
 

@@ -31,6 +31,7 @@ from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
+    END_SECONDS,
     GUEST,
     OPEN_FILES,
     GuestConnection,
@@ -422,6 +423,8 @@ class _ContainerChannel:
         while len(self._stdout) < count:
             self._wait(select.POLLIN, deadline)
             self._receive()
+            if time.monotonic() > deadline:  # stderr may never pause
+                raise GuestUnreachable
         data = bytes(self._stdout[:count])
         del self._stdout[:count]
         return data
@@ -445,10 +448,12 @@ class _ContainerChannel:
 
     def stderr(self) -> str:
         """Return the end of the container's stderr."""
+        deadline = time.monotonic() + END_SECONDS
         with contextlib.suppress(GuestUnreachable):
-            while True:
-                self._wait(select.POLLIN, time.monotonic() + 2)
+            while time.monotonic() < deadline:
+                self._wait(select.POLLIN, deadline)
                 self._receive()
+                self._stdout.clear()
         return self._stderr.decode("utf-8", "replace").strip()[-1000:] or "it said nothing"
 
     def close(self) -> None:
