@@ -59,12 +59,16 @@ class MemoryGroup:
 
     @classmethod
     def of_container(cls, container: str, pid: int) -> Self | None:
-        """Return the group in which an engine of this machine put a container; None if it cannot be read here."""
+        """Return the group in which an engine of this machine put a container; None if it cannot be read here.
+
+        That group has the limit, and its process can be in one below it (podman's `libpod-ID.scope/container`).
+        """
         for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
             _, controllers, path = line.split(":", 2)
-            folder = _ROOT / ("memory" if controllers else "") / path.lstrip("/")
-            if container in path and controllers in ("", "memory") and (folder / "memory.stat").exists():
-                return cls(folder)
+            if (match := re.match(rf"/(.*{container}[^/]*)", path)) and controllers in ("", "memory"):
+                folder = _ROOT / ("memory" if controllers else "") / match[1]
+                if (folder / "memory.stat").exists():
+                    return cls(folder)
         return None
 
     def add(self, pid: int) -> None:
