@@ -20,6 +20,8 @@ MEMORY, FILES, PROCESSES = 128 * MIB, 16 * MIB, 32
 USER = 64300
 MARGIN = {"sockets": 512 * 416 * 1024, "pipes": 96 * MIB}
 """Without a control group: as docs/sandboxes.md says."""
+HOST = 2 * MIB
+"""Of the process that starts the sandboxes and reads their output, beside them in the group that observes."""
 SECONDS_OF_WRITING = 200 * MIB
 """What the cores here can write between two looks of the guest."""
 
@@ -187,7 +189,7 @@ def measured(group: MemoryGroup, user: str, sandboxes: list[list[str]]) -> tuple
 def test_no_kind_of_memory_exceeds_the_limit_by_more_than_the_margin(group, name, user):
     most, [[[_, line]]] = measured(group, user, [[name]])
     if user == "root":
-        assert most <= MEMORY + 3 * FILES + 64 * MIB
+        assert most <= MEMORY + 3 * FILES + 64 * MIB + HOST
     else:
         disk = 3 * FILES if name == "tmpfs" else 0
         assert most <= MEMORY + disk + 64 * MIB + SECONDS_OF_WRITING * (name == "anonymous") + MARGIN.get(name, 0)
@@ -200,5 +202,5 @@ def test_no_kind_of_memory_exceeds_the_limit_by_more_than_the_margin(group, name
 def test_eight_sandboxes_that_try_every_kind_of_memory_stay_under_their_limits_and_margins(group, user):
     most, results = measured(group, user, [list(KINDS)] * 8)
     margin = 64 * MIB if user == "root" else 64 * MIB + sum(MARGIN.values())
-    assert most <= 8 * (MEMORY + 3 * FILES + margin)
+    assert most <= 8 * (MEMORY + 3 * FILES + margin) + HOST
     assert not [line for programs in results for _, (line,) in programs if "No such file" in line]
