@@ -49,12 +49,10 @@ class MemoryGroup:
         """
         if (parent := _parent(os.environ.get(GROUP_VARIABLE))) is None:
             return None
-        folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        folder.mkdir()
-        limit = next(name for name in _LIMITS if (folder / name).exists())
-        (folder / limit).write_text(str(limit_bytes))
-        if (folder / _SOCKETS).exists():
-            (folder / _SOCKETS).write_text(str(limit_bytes))
+        folder = _new_folder(parent)
+        for name in (*_LIMITS, _SOCKETS):
+            if (folder / name).exists():
+                (folder / name).write_text(str(limit_bytes))
         return cls(folder)
 
     @classmethod
@@ -110,7 +108,7 @@ def _parent(named: str | None) -> Path | None:
     candidates = [Path(named)] if named else [*_version_1(), *_version_2()]
     for folder in candidates:
         try:
-            _try(folder)
+            _new_folder(folder).rmdir()
         except OSError as error:
             if named:
                 raise OSError(
@@ -140,15 +138,14 @@ def _version_2() -> list[Path]:
     return [folder]
 
 
-def _try(parent: Path) -> None:
-    """Create and remove a group with a memory limit; raises OSError where that fails."""
+def _new_folder(parent: Path) -> Path:
+    """Create a group that can have a memory limit; raises OSError where that fails."""
     folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     folder.mkdir()
-    try:
-        if not any((folder / name).exists() for name in _LIMITS):
-            raise OSError("it has no memory controller")
-    finally:
+    if not any((folder / name).exists() for name in _LIMITS):
         folder.rmdir()
+        raise OSError("it has no memory controller")
+    return folder
 
 
 def _remove_abandoned(parent: Path) -> None:
