@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from etpi.init.student import Student, read_student
 from etpi_assets.specs.errors import SpecError
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.report import Finding, report
 from etpi_resources.chat.tokenizer_files import misread
+from etpi_resources.checkpoints import text_settings
+from etpi_resources.outside import read_object
 
 
 def show(model: str, template: str | None) -> int:
@@ -52,8 +54,7 @@ def facts(student: Student) -> Iterator[Finding]:
     if student.folder is None:
         yield Finding("files", "not on this machine: nothing of the weights was looked at")
         return
-    config = json.loads((student.folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config") or config
+    config = read_object(student.folder / "config.json")
     yield Finding("architecture", ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]))
     yield _weights(student.folder)
     context = student.context
@@ -61,7 +62,7 @@ def facts(student: Student) -> Iterator[Finding]:
     if misread(student.folder):
         seen = "does not read tokenizer.json as it is; checkpoints and servers of etpi name PreTrainedTokenizerFast"
         yield Finding("AutoTokenizer", seen)
-    kinds = set(text.get("layer_types") or ["full_attention"])
+    kinds = set(text_settings(config).get("layer_types") or ["full_attention"])
     cache = "one cache and one forward pass for all conversations"
     if not kinds <= {"full_attention", "linear_attention"}:
         cache = f"a cache and a forward pass for each conversation ({', '.join(sorted(kinds))}): slow; prefer vLLM"
@@ -73,17 +74,20 @@ def _weights(folder: Path) -> Finding:
     if not files:
         problem = "weights must be in safetensors files; save the model with `save_pretrained`"
         return Finding("weights", "no *.safetensors", problem)
-    tensors = [tensor for file in files for name, tensor in _header(file).items() if name != "__metadata__"]
-    parameters = sum(prod(tensor["shape"]) for tensor in tensors)
+    try:
+        tensors = [tensor for file in files for tensor in _tensors(file)]
+    except SafetensorError as error:
+        return Finding("weights", f"{len(files)} files", f"a file of weights cannot be read: {error}; save it again")
+    parameters = sum(prod(shape) for shape, _ in tensors)
     size = sum(file.stat().st_size for file in files)
-    dtypes = ", ".join(sorted({tensor["dtype"] for tensor in tensors}))
+    dtypes = ", ".join(sorted({dtype for _, dtype in tensors}))
     return Finding(
         "weights", f"{parameters / 1e6:,.0f} M parameters in {dtypes}, {size / 1e9:.2f} GB, {len(files)} files"
     )
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Return the JSON header of a safetensors file: tensor -> dtype, shape and offsets."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        return json.loads(stream.read(length))
+def _tensors(file: Path) -> list[tuple[list[int], str]]:
+    """Return shape and dtype of each tensor. Raises SafetensorError."""
+    with safe_open(file, "np") as opened:
+        slices = map(opened.get_slice, opened.keys())
+        return [(part.get_shape(), part.get_dtype()) for part in slices]

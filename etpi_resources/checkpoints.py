@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash
+from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 HUB = "hub:"
@@ -80,6 +83,19 @@ def checkpoint_folder(root: Path, path: str) -> Path:
             f"{error}). Run where the hub can be reached; or download it there with `hf download {repo} --revision "
             f"{revision}`, and copy models--{repo.replace('/', '--')} of that cache into {constants.HF_HUB_CACHE}."
         ) from error
+
+
+def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the language model in a config.json: multimodal models have them in `text_config`."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def context_length(file: Path) -> int | None:
+    """Return the context that a config.json states. Raises OSError, or ValueError if it is no config.json."""
+    config, key = read_object(file), "max_position_embeddings"
+    length = text_settings(config).get(key) or config.get(key)
+    return length if type(length) is int and length > 0 else None
 
 
 def cached_file(repo: str, revision: str, name: str) -> Path | None:

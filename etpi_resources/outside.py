@@ -1,16 +1,25 @@
-"""Text from outside as a value: JSON of a bounded number of values, without lone surrogates and without a secret."""
+"""Text from outside as a value: JSON of a bounded number of values, without lone surrogates and without a secret.
+
+`json.loads` raises RecursionError for nested values, which is no ValueError: `loads` raises Unreadable, which is one.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 MOST_DEPTH = 200
 """The most levels of nested values: every program can then write them again."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
+"""A TOML parser's time for a dotted key grows with the square of its parts."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -20,6 +29,37 @@ _ESCAPED_ASCII = re.compile(rb"\\(?:u00|/)")
 
 class Unreadable(ValueError):
     """Bytes from outside that are too large, hold too many values, or are no JSON; the message says which."""
+
+
+def loads(text: str | bytes) -> Any:
+    """Return the value of a JSON text whose size is bounded already. Raises Unreadable if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"it is no JSON ({type(error).__name__}: {error})"[:300]) from None
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML text whose size is bounded already. Raises Unreadable if it is no TOML."""
+    if _LONG_KEY.search(text):
+        raise Unreadable("it has a key of more than 100 parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise Unreadable("its tables or lists are nested too deep") from None
+    except ValueError as error:  # also an integer with more digits than Python converts
+        raise Unreadable(str(error)) from None
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, such as a model's config.json. Raises OSError, Unreadable."""
+    try:
+        value = loads(file.read_bytes())
+    except Unreadable as error:
+        raise Unreadable(f"{file}: {error}") from None
+    if not isinstance(value, dict):
+        raise Unreadable(f"{file} has no JSON object")
+    return value
 
 
 def without_surrogates(text: str) -> str:

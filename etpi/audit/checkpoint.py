@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from copy import deepcopy
@@ -18,6 +17,7 @@ from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.errors import require_torch
 from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.outside import read_object
 from etpi_resources.trainers.contracts import SavedFigures
 from etpi_resources.trainers.policy_servers import NEARER, stored_dtype_name
 
@@ -64,7 +64,7 @@ def _of_files(whole: Path, base: Path) -> Iterator[CheckOutcome]:
         wrong = "ids are not the base's" if other else "AutoTokenizer reads other ids" if misread(whole) else ""
         text = f"{wrong}: save the tokenizer that encoded the rows" if wrong else "saved, with the base's ids"
         yield CheckOutcome("vocabulary_and_template", not wrong, text)
-        settings = [json.loads((whole / name).read_text()) for name in _SETTINGS if (whole / name).is_file()]
+        settings = [read_object(whole / name) for name in _SETTINGS if (whole / name).is_file()]
         ends = next((value for one in settings if (value := one.get("eos_token_id")) is not None), None)
         missing = chat.end_ids - {*(ends if isinstance(ends, list) else [ends])}
         text = f"generation stops at {ends}, and the template ends a turn with {sorted(chat.end_ids)}"

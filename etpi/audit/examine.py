@@ -45,6 +45,7 @@ from etpi_resources.chat.marks import CALL, THINK, THINK_END, other_tags, split_
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.outside import loads
 
 _REFUSED = {
     "empty": "all_masked", "bad_token_ids": "bad_ids", "foreign_ids": "foreign_ids",
@@ -376,7 +377,7 @@ def _tools_in_text(agent: CapturedAgent) -> list[Any] | None:
     text = "".join(m["content"] for m in agent.messages[:1])
     lines = [line for part in _TOOLS.findall(text) for line in part.splitlines() if line.startswith("{")]
     with suppress(ValueError):
-        return [json.loads(line) for line in lines] or None
+        return [loads(line) for line in lines] or None
     return None
 
 
@@ -396,7 +397,7 @@ def _schema_fault(row: Any, record: RolloutRecord, padded: bool) -> str | None:
     value = row.get("tools")
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = loads(value)
         except ValueError:
             return None
     if isinstance(value, list) and record.tools is not None and value != record.tools:

@@ -63,7 +63,7 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
         named = f"--model {model} is none of them" if model else "name one with --model"
         raise SpecError(f"{url} offers {', '.join(cards) or 'no model'}; {named}")
     card = cards[model]
-    context = card.get("max_model_len")
+    context = length if type(length := card.get("max_model_len")) is int and length > 0 else None
     tokenizer = family_vocabulary(str(card.get("root") or model))
     if card.get("owned_by") != "vllm":
         return Endpoint("openai", base, model, key_variable, context=context, reason="it returns text, no token ids")

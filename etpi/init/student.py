@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import isfile, join
 from pathlib import Path
 
 from etpi.models import family
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat, load_chat_format
-from etpi_resources.checkpoints import COMMIT, HUB, cached_file
+from etpi_resources.checkpoints import COMMIT, HUB, cached_file, context_length
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
 
@@ -86,11 +86,11 @@ def _local(folder: Path) -> Student:
     if not (folder / "config.json").is_file():
         raise SpecError(f"model {folder}: it holds no config.json; name a folder with a saved model")
     try:
-        chat = load_chat_format(str(folder))
+        chat, context = load_chat_format(str(folder)), context_length(folder / "config.json")
     except (OSError, ValueError) as error:
         raise SpecError(f"model {folder}: {error}") from error
     base = {"kind": "path", "path": str(folder), "tokenizer": str(folder), "chat_template": str(folder)}
-    return Student(base, chat, _context(folder), folder)
+    return Student(base, chat, context, folder)
 
 
 def _packaged(name: str) -> Student:
@@ -103,14 +103,14 @@ def _packaged(name: str) -> Student:
     sha256, _, dtype = pin.partition(":")
     base = {"kind": "package", "package": package, "sha256": sha256} | ({"dtype": dtype} if dtype else {})
     names = {"tokenizer": name, "chat_template": name}
-    return Student({**base, **names}, load_chat_format(name), _context(folder), folder)
+    return Student({**base, **names}, load_chat_format(name), context_length(folder / "config.json"), folder)
 
 
 def family_vocabulary(name: str) -> str | None:
     """Return the chat format of a served model, from its repository or folder; None if etpi does not know it."""
     if (known := family(name)) is not None:
         return known["vocabulary"]
-    return name if (Path(name) / "tokenizer.json").is_file() else None
+    return name if isfile(join(name, "tokenizer.json")) else None
 
 
 def _hub(repo: str, revision: str) -> Student:
@@ -127,20 +127,13 @@ def _hub(repo: str, revision: str) -> Student:
     }
     config = cached_file(repo, revision, "config.json")
     unknown = [] if config else [f"the context length of {repo} (its config.json is not in the hub's cache here)"]
-    chat = None
+    chat = context = None
     if template or config:
         try:
             chat = load_chat_format(base["tokenizer"], template)
+            context = context_length(config) if config else None
         except (OSError, ValueError) as error:
             unknown.append(" ".join(str(error).split()))
     if chat is None:
         unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
-    folder = config.parent if config else None
-    return Student(base, chat, _context(folder) if folder else None, folder, "; ".join(unknown))
-
-
-def _context(folder: Path) -> int | None:
-    """Return `max_position_embeddings` of a saved model, which multimodal models have in `text_config`."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return value if isinstance(value, int) else None
+    return Student(base, chat, context, config.parent if config else None, "; ".join(unknown))

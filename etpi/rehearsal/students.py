@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping
 from functools import cache
@@ -14,8 +13,9 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.checkpoints import HUB, cached_file, hub_file
+from etpi_resources.checkpoints import HUB, cached_file, hub_file, text_settings
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, package_folder
 
 
@@ -34,9 +34,9 @@ def configuration(model: str) -> Mapping[str, Any] | None:
         file = (package_folder(model) if model.startswith(PACKAGE) else expand(model)) / "config.json"
     if file is None or not file.is_file():
         return None
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_object(file)
     quantised = {key: config[key] for key in ("quantization_config",) if key in config}
-    return {**config.get("text_config", config), **quantised}
+    return {**text_settings(config), **quantised}
 
 
 def is_hybrid(base: BaseSection) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etpi_resources.chat.marks import THINK, THINK_END
+from etpi_resources.outside import loads
 
 _THINK = re.compile(rf"^\s*(?:{THINK})?(.*?){THINK_END}\s*", re.DOTALL)
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|```.*?(?:```|\Z)|^\[tool_use [^\n]*$", re.DOTALL | re.MULTILINE)
@@ -132,7 +132,7 @@ def _split(content: str, reasoning: str | None) -> tuple[str, str]:
 def _list(text: str | None) -> list[dict[str, Any]]:
     """Return a JSON list of objects; nothing for text that is none, since imported rows can be anything."""
     try:
-        value = json.loads(text or "[]")
+        value = loads(text or "[]")
     except ValueError:
         return []
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -17,6 +17,7 @@ from typing import Any
 
 from etpi_resources.inside import is_file_inside, open_file
 from etpi_resources.lake.lake import Lake
+from etpi_resources.outside import loads
 
 ACTIVE_SECONDS = 180.0
 """A journal that was written to within this time is shown as under way."""
@@ -201,10 +202,10 @@ def _share(config: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 def _finished(line: bytes, offset: int) -> Finished | None:
     try:
-        rows = json.loads(line)["rows"]
+        rows = loads(line)["rows"]
         (row,) = rows["rollouts"]
         outcome = row.get("outcome")
-        outcome = json.loads(outcome) if isinstance(outcome, str) else outcome or {}
+        outcome = loads(outcome) if isinstance(outcome, str) else outcome or {}
         started, seconds = row.get("started_at"), row.get("wall_seconds")
         at = datetime.fromisoformat(started).timestamp() + (seconds or 0.0) if started else None
         verdict = "infrastructure" if row.get("error") else str(outcome.get("verdict") or "unknown")
@@ -213,5 +214,5 @@ def _finished(line: bytes, offset: int) -> Finished | None:
             row.get("checkpoint_role"), f"{row.get('decoding') or ''} sample {row.get('sample_seed') or 0}".strip(),
             row.get("experiment"), row.get("suite"), len(rows["turns"]), at,
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None

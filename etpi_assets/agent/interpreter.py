@@ -7,13 +7,13 @@ Either runs as a bash command in the rollout's workspace, within its limits; pro
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from functools import cache
 from pathlib import Path
 
 from etpi_assets.agent.tools import INTERPRETER
+from etpi_resources.outside import loads
 
 FOLDER = "/tmp/.interpreter"
 """The session's folder in the sandbox. It is outside of the workspace, so it is not part of the patch."""
@@ -33,7 +33,7 @@ def cell_of(command: str) -> str | None:
     if name != INTERPRETER:
         return None
     try:
-        code = json.loads(arguments).get("code")
+        code = loads(arguments).get("code")
     except (ValueError, AttributeError):
         return ""
     return code if isinstance(code, str) else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.checkpoints import hub_file
+from etpi_resources.checkpoints import context_length, hub_file
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.packages import package_folder
 
@@ -57,13 +56,11 @@ def base_context(base: BaseSection, chat: ChatFormat) -> BaseContext:
 
 
 def _configured(file: Path) -> BaseContext:
-    """Return the context in a config.json; multimodal models have it in `text_config`."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        tokens = context_length(file)
     except (OSError, ValueError) as error:
         return BaseContext(None, f"{file} cannot be read: {error}")
     key = "max_position_embeddings"
-    tokens = {**config, **config.get("text_config", {})}.get(key)
     return BaseContext(tokens, key if tokens else f"{file} has no {key}")
 
 

@@ -9,7 +9,6 @@ a response. Their results have Harbor's notes after the text that the model read
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -40,6 +39,7 @@ from etpi_assets.importers.source import (
 from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
+from etpi_resources.outside import loads
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8
@@ -307,8 +307,8 @@ def _step(raw: Any, name: str) -> Iterator[Message]:
 
 def _typed(text: str) -> list[Action] | None:
     """Return the actions of a raw answer of Terminus: text around an object with `commands` and `task_complete`."""
-    with suppress(ValueError, RecursionError):
-        answer = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    with suppress(ValueError):
+        answer = loads(text[text.index("{") : text.rindex("}") + 1])
         commands = field(answer, "commands")
         keys = [text_field(c, "keystrokes") for c in commands] if isinstance(commands, list) else []
         done = [TASK_COMPLETE] if field(answer, "task_complete") is True else []

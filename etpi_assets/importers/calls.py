@@ -12,6 +12,7 @@ import orjson
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, without_padding
 from etpi_assets.importers.spec import Spec, Unread, at, base, load, silent
 from etpi_assets.trajectories.calls import ToolCall, tool_call
+from etpi_resources.outside import loads
 
 _EMPTY = ("", "null", "[]")
 
@@ -90,8 +91,8 @@ def _decoded(arguments: str) -> str:
     if not arguments.lstrip().startswith('"'):
         return arguments
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = loads(arguments)
+    except ValueError:
         return arguments
     return _decoded(value) if isinstance(value, str) else arguments
 
@@ -304,8 +305,8 @@ def listed(value: Any, what: str) -> list[Any]:
 def json_text(text: str, what: str) -> Any:
     """Parse JSON text in a value. Raises Unreadable: `unknown_form`."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return loads(text)
+    except ValueError as error:
         raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
 
 

@@ -21,9 +21,13 @@ from typing import IO, Any
 import orjson
 
 from etpi_resources.inside import PathOutside, open_file, read_inside
+from etpi_resources.outside import most_values_in
 
 MOST_ROW_BYTES = 256 << 20
 """The most bytes of one row, or of a file that is one JSON value. A rollout of a million tokens has five million."""
+
+MOST_VALUES = 1 << 25
+"""The most values of such a row. A value takes up to 30 times its text in memory; an id in a list has six bytes."""
 
 _SMALL_BYTES, _MOST_RATIO = 64 << 20, 1000
 """A compressed file may hold 64 MiB, or 1000 times its own size. Long conversations whose rows repeat the history reach
@@ -65,14 +69,19 @@ def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
 
 def too_large(name: str) -> Unreadable:
     """Return the refusal of a row, or of a file that is one value."""
-    return Unreadable("too_large", f"{name} has more than {MOST_ROW_BYTES >> 20} MiB; split it into rollouts")
+    return Unreadable(
+        "too_large",
+        f"{name} has more than {MOST_ROW_BYTES >> 20} MiB or {MOST_VALUES:,} values; split it into rollouts",
+    )
 
 
 def parse_json(data: bytes, name: str) -> Any:
     """Parse JSON; `name` is the source in error messages.
 
-    Raises Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
+    Raises Unreadable: `too_large`, `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
     """
+    if len(data) > MOST_VALUES < most_values_in(data):  # commas in texts count too: a text can be JSON itself
+        raise too_large(name)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

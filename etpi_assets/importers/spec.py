@@ -5,7 +5,6 @@ Shipped formats are in `formats`, a user's own in `formats` of the folder of spe
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 import orjson
 
 from etpi_assets.specs.plugins import near
+from etpi_resources.outside import loads
 
 SHIPPED = Path(__file__).parent / "formats"
 BASE = "messages"
@@ -173,8 +173,8 @@ def json_value(text: str) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:  # NaN, long integers and deep values are read by the standard library alone
-        with suppress(ValueError, RecursionError):
-            return json.loads(text)
+        with suppress(ValueError):
+            return loads(text)
     return None
 
 

@@ -9,7 +9,6 @@ does not count, because the command does not show which file it writes.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections import defaultdict
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from etpi_assets.agent.bash_tree import commands
 from etpi_assets.specs.rollout_set import ScoringSection
+from etpi_resources.outside import loads
 
 _CD = re.compile(r"(?:^|[;&|\n(])[^\S\n]*cd\s+([\"']?)([\w./-]+)\1")
 _MAY_EDIT = re.compile(
@@ -179,8 +179,8 @@ def _editor_call(command: str) -> list[str] | None:
     if name.lower() not in _EDITORS or not arguments.lstrip().startswith("{"):
         return None
     try:
-        values = json.loads(arguments)
-    except (ValueError, RecursionError):
+        values = loads(arguments)
+    except ValueError:
         return []
     verb = values.get("command")
     if verb is not None and verb not in _EDITOR_VERBS:

@@ -28,6 +28,7 @@ from etpi_assets.specs.prompts import with_own_prompts
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
+from etpi_resources.outside import read_toml
 
 SHIPPED = Path(__file__).resolve().parent
 MODELS: dict[str, type[BaseModel]] = {"suite": SuiteSpec, "rollout_set": RolloutSetSpec, "experiment": ExperimentSpec}
@@ -302,9 +303,6 @@ _NOT_TOML = {
     "Expected '=' after a key": "a key without `=`",
 }
 """The beginning of an error of tomllib -> its cause in words of TOML."""
-_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
-_LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
-"""The parser's time for a dotted key grows with the square of its parts."""
 
 
 def _read_document(file: Path) -> dict[str, Any]:
@@ -314,15 +312,10 @@ def _read_document(file: Path) -> dict[str, Any]:
             data = opened.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        text = data.decode("utf-8")
-        if _LONG_KEY.search(text):
-            raise ValueError("it has a key of more than 100 parts")
-        document = tomllib.loads(text)
+        document = read_toml(data.decode("utf-8"))
     except OSError as error:
         raise SpecError(f"{file}: cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise SpecError(f"{file}: its tables or lists are nested too deep") from error
-    except ValueError as error:  # also not UTF-8, and an integer with more digits than Python converts
+    except ValueError as error:  # also not UTF-8
         reason, _, place = str(error).rpartition(" (at ") if " (at " in str(error) else (str(error), "", "")
         reason = next((fault for begin, fault in _NOT_TOML.items() if reason.startswith(begin)), reason)
         raise SpecError(f"{file}: not TOML: {reason}{place and f' at {place[:-1]}'}") from error

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-import json
 import keyword
 import re
 import shlex
@@ -45,6 +44,7 @@ from etpi_assets.tasks.proof import Tests
 from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
+from etpi_resources.outside import read_object
 from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/workspace/repo"
@@ -216,7 +216,7 @@ def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[in
         if not is_file_inside(root, chosen["subset"]):
             known = ", ".join(sorted(p.relative_to(root).as_posix() for p in root.glob("subsets/*.json")))
             raise FileNotFoundError(f"params.subset: {file} does not exist; there are: {known or 'none'}")
-        for entry in json.loads(file.read_text(encoding="utf-8"))["tasks"]:
+        for entry in read_object(file)["tasks"]:
             names += [f"{entry['repo']}/{entry['task_id']}/f{a}_f{b}" for a, b in entry["pairs"]]
     if not names and not chosen["subset"]:
         return None

@@ -9,7 +9,6 @@ test_file_codes: the hidden tests).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE, write_commands
 from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes, plain
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
+from etpi_resources.outside import loads
 
 WORKDIR = "/testbed"
 TESTS = "r2e_tests"
@@ -111,7 +111,7 @@ def _text(row: Mapping[str, Any], field: str) -> str:
 def _mapping(row: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     """Return a field that is a JSON object, either as text or already parsed."""
     value = row[field]
-    value = json.loads(value) if isinstance(value, str) else value
+    value = loads(value) if isinstance(value, str) else value
     if not isinstance(value, Mapping):
         raise ValueError(f"{field} is no JSON object")
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_resources.outside import loads
 
 
 def tasks_of(
@@ -67,15 +67,15 @@ def _jsonl(file: Path) -> Iterable[Mapping[str, Any] | str]:
 
 def _row(text: str) -> Mapping[str, Any] | str:
     try:
-        row = json.loads(text)
+        row = loads(text)
     except ValueError as error:
-        return f"no JSON: {error}"
+        return str(error)
     return row if isinstance(row, dict) else "no JSON object"
 
 
 def _json(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    rows = json.loads(file.read_text(encoding="utf-8"))
-    rows = list(rows.values()) if isinstance(rows, dict) else rows
+    rows = loads(file.read_bytes())
+    rows = list(rows.values()) if isinstance(rows, dict) else rows if isinstance(rows, list) else [rows]
     yield from (row if isinstance(row, dict) else "no JSON object" for row in rows)
 
 

@@ -7,7 +7,6 @@ their text), and in rows made from one's own repository `roots`, the folders tha
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.patches import PatchTrial, apply_command
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
+from etpi_resources.outside import loads
 
 WORKDIR = "/testbed"
 _DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
@@ -139,7 +139,7 @@ def _names(row: Mapping[str, Any], key: str) -> list[str]:
     value = row[key]
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = loads(value)
         except ValueError:
             with suppress(SyntaxError, ValueError):
                 value = ast.literal_eval(value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.family import REFERENCE_RUNS, Rejected, RejectedInput, Task, proved
+from etpi_resources.outside import loads
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 JOB_SECONDS = 5
@@ -99,7 +100,7 @@ def _report(text: str) -> tuple[str, dict[str, list[Any] | None]]:
     """Parse a line of the runner as (job, values). Tested code may have written the JSON, so it may be anything."""
     job, _, values = text.strip().partition(" ")
     try:
-        report = json.loads(values)
-    except (ValueError, RecursionError):
+        report = loads(values)
+    except ValueError:
         report = None
     return job, report if isinstance(report, dict) else {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from etpi_resources.capture.dialects import Message
+from etpi_resources.capture.dialects import Message, parse_json
 from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.chat.tool_forms import gemma, marked, tagged
 from etpi_resources.chat.tool_forms.call import Call, ParsedCall, ToolForm
@@ -149,13 +149,6 @@ def normalised(message: Message) -> list[Any]:
         for call in message.get("tool_calls") or ()
     ]
     return [message["role"], (message.get("content") or "").strip(), calls]
-
-
-def parse_json(text: Any) -> Any:
-    """Return the value of JSON text; the text itself if it is not JSON."""
-    with suppress(ValueError, TypeError):
-        return json.loads(text)
-    return text
 
 
 def template_message(message: Message, chat: ChatFormat) -> dict[str, Any]:

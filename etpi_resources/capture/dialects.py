@@ -15,8 +15,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from etpi_resources.outside import loads
 
 Message = dict[str, Any]
 Event = tuple[str | None, Any]
@@ -117,8 +120,15 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def parse_json(text: Any) -> Any:
+    """Return the value of JSON text; the text itself if it is not JSON."""
+    with suppress(ValueError, TypeError):
+        return loads(text)
+    return text
+
+
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    value = json.loads(call["function"]["arguments"])
+    value = parse_json(call["function"]["arguments"])
     return value if isinstance(value, dict) else {}
 
 

@@ -5,7 +5,6 @@ A pinned name is `hub:REPO@COMMIT` or `package:NAME==VERSION@SHA256`.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from etpi_resources.chat import bounds
 from etpi_resources.chat.template_worker import compiled
 from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer
 from etpi_resources.errors import ExpectedError
+from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 if TYPE_CHECKING:
@@ -117,15 +117,16 @@ def folder_template(folder: Path) -> str:
     if files:
         return files[0].read_text(encoding="utf-8")
     for file in (folder / CHAT_TEMPLATE, folder / TOKENIZER_CONFIG):
-        template = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
+        template = read_object(file).get("chat_template") if file.is_file() else None
         if isinstance(template, str):
             return template
         if template:
-            named = template if isinstance(template, dict) else {one["name"]: one["template"] for one in template}
-            if "default" in named:
-                return named["default"]
+            listed = [one for one in template if isinstance(one, dict)] if isinstance(template, list) else []
+            named = template if isinstance(template, dict) else {one.get("name"): one.get("template") for one in listed}
+            if isinstance(default := named.get("default"), str):
+                return default
             raise FileNotFoundError(
-                f"{file}: `chat_template` has the templates {', '.join(sorted(named))} and none named default; write "
+                f"{file}: `chat_template` has the templates {', '.join(map(str, named))} and none named default; write "
                 "one to a .jinja file and name it in base.chat_template"
             )
     raise FileNotFoundError(

@@ -15,7 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.outside import read_object
+
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -32,10 +35,9 @@ _PLAIN, _NEW = "PreTrainedTokenizerFast", "TokenizersBackend"
 
 def read_tokenizer(folder: Path, **special: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of tokenizer.json, with the special tokens of the folder's configuration and `special`."""
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    core = _core(folder)
     config = _config(folder)
     named = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
@@ -46,6 +48,19 @@ def read_tokenizer(folder: Path, **special: str) -> PreTrainedTokenizerFast:
         if isinstance(text, str) and core.token_to_id(text) is not None
     }
     return PreTrainedTokenizerFast(tokenizer_object=_Moved(core), clean_up_tokenization_spaces=False, **texts)
+
+
+def _core(folder: Path) -> Tokenizer:
+    """Read tokenizer.json. Raises ValueError if it is none."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except BaseException as error:  # a panic of the library is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ValueError(f"{file} is no tokenizer: {error}"[:500]) from None
 
 
 class _Moved:
@@ -69,12 +84,11 @@ def misread(folder: Path) -> bool:
 
     A process compares a folder once: that takes seconds for a large vocabulary, and every saved step asks.
     """
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer.json").is_file():
         return False
-    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = _core(folder)
     try:
         auto = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).backend_tokenizer
     except Exception:  # a class that is not known, or that the folder does not fit
@@ -100,4 +114,4 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 def _config(folder: Path) -> dict[str, object]:
     file = folder / TOKENIZER_CONFIG
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_object(file) if file.is_file() else {}

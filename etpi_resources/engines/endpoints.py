@@ -243,8 +243,7 @@ class Endpoints:
         except httpx.HTTPError as error:
             raise self._connection_error(url, error) from None
         except ValueError as error:
-            why = self._without_key(f"{url}{path}: the answer cannot be read: {error}")
-            raise RetryableError(f"{why}; {_REMEDY}", _UNREADABLE) from None
+            raise self._unreadable(url + path, f"cannot be read: {error}") from None
         for server in self._servers:
             server.answered |= server.url == url
         return value
@@ -263,13 +262,11 @@ class Endpoints:
                 # OpenRouter's 403 in a choice is of a prompt that it moderates, not of the key.
                 raise RuntimeError(str(error)) if part is choice and isinstance(error, EngineUnavailable) else error
         if not isinstance(choice, dict):
-            text = self._without_key(str(answer))[:200]
-            raise RetryableError(f"{url} answered without exactly one choice: {text}", _UNREADABLE)
+            raise self._unreadable(url + path, f"has not exactly one choice: {answer}")
         try:
             return typed(answer, Completed)
         except ValueError as error:
-            why = self._without_key(f"{url}{path}: the answer's {error}")
-            raise RetryableError(f"{why}; {_REMEDY}", _UNREADABLE) from None
+            raise self._unreadable(url + path, f"has a wrong {error}") from None
 
     def answers(self, url: str, path: str, body: Mapping[str, Any]) -> bool:
         """Return whether the server answers a request at the first try."""
@@ -354,6 +351,10 @@ class Endpoints:
         timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
         what = f"no answer in {self._timeout:g} s" if timed_out else type(error).__name__
         return RetryableError(self._without_key(f"{url}: {what} {error}".strip()), timed_out=timed_out)
+
+    def _unreadable(self, where: str, why: str) -> RetryableError:
+        text = self._without_key(f"{where}: the answer {why}")[:_MOST_CHARACTERS]
+        return RetryableError(f"{text}; {_REMEDY}", _UNREADABLE)
 
     def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")

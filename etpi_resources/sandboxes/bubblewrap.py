@@ -39,6 +39,7 @@ from etpi_resources.sandboxes.guest_connection import (
     GuestConnection,
     GuestUnreachable,
     guest_arguments,
+    wait_until_ready,
 )
 from etpi_resources.sandboxes.memory_group import MemoryGroup
 from etpi_resources.sandboxes.seccomp import filter_program
@@ -313,7 +314,7 @@ class BubblewrapSandbox(GuestConnection):
         deadline, stop = time.monotonic() + (0 if self._ended else GRACE_SECONDS), ""
         try:  # wait for the end of its stdout, which comes at once; Popen.wait with a timeout polls in steps
             while True:
-                _wait(process.stdout.fileno(), select.POLLIN, deadline)
+                wait_until_ready(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
                     break
             stop = self._signal_in(process.wait(), self._own_kills())
@@ -385,7 +386,7 @@ class BubblewrapSandbox(GuestConnection):
         text, deadline = b"", time.monotonic() + END_SECONDS
         with contextlib.suppress(GuestUnreachable):
             while True:
-                _wait(self._process.stderr.fileno(), select.POLLIN, deadline)
+                wait_until_ready(self._process.stderr.fileno(), select.POLLIN, deadline)
                 if not (part := os.read(self._process.stderr.fileno(), 1 << 16)):
                     break
                 text += part
@@ -408,7 +409,7 @@ class _PipeChannel:
         view = memoryview(data)
         try:
             while view:  # write no more than a ready pipe accepts at once, so that a hung guest cannot block the host
-                _wait(self._in, select.POLLOUT, deadline)
+                wait_until_ready(self._in, select.POLLOUT, deadline)
                 view = view[os.write(self._in, view[: select.PIPE_BUF]) :]
         except OSError:
             raise GuestUnreachable from None
@@ -416,7 +417,7 @@ class _PipeChannel:
     def take(self, count: int, deadline: float) -> bytes:
         parts = []
         while count:
-            _wait(self._out, select.POLLIN, deadline)
+            wait_until_ready(self._out, select.POLLIN, deadline)
             part = os.read(self._out, min(count, 1 << 20))
             if not part:
                 raise GuestUnreachable
@@ -428,13 +429,6 @@ class _PipeChannel:
 def _descendants(pid: int) -> list[int]:
     children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [each for child in children for each in (child, *_descendants(child))]
-
-
-def _wait(fd: int, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(fd, event)
-    if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-        raise GuestUnreachable
 
 
 def _interpreter() -> tuple[str, str | None]:

@@ -31,12 +31,14 @@ from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
+    END_SECONDS,
     GUEST,
     OPEN_FILES,
     GuestConnection,
     GuestUnreachable,
     frame,
     guest_arguments,
+    wait_until_ready,
 )
 from etpi_resources.sandboxes.memory_group import MemoryGroup
 from etpi_resources.sandboxes.seccomp import filter_program
@@ -409,7 +411,7 @@ class _ContainerChannel:
     def put(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
         while view:
-            self._wait(select.POLLOUT, deadline)
+            wait_until_ready(self._sock.fileno(), select.POLLOUT, deadline)
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
@@ -420,8 +422,10 @@ class _ContainerChannel:
 
     def take(self, count: int, deadline: float) -> bytes:
         while len(self._stdout) < count:
-            self._wait(select.POLLIN, deadline)
+            wait_until_ready(self._sock.fileno(), select.POLLIN, deadline)
             self._receive()
+            if time.monotonic() > deadline:  # stderr may never pause
+                raise GuestUnreachable
         data = bytes(self._stdout[:count])
         del self._stdout[:count]
         return data
@@ -429,7 +433,7 @@ class _ContainerChannel:
     def is_closed(self) -> bool:
         with contextlib.suppress(GuestUnreachable):
             if not self._is_closed:
-                self._wait(select.POLLIN, time.monotonic())
+                wait_until_ready(self._sock.fileno(), select.POLLIN, time.monotonic())
                 self._receive()
         return self._is_closed
 
@@ -438,17 +442,19 @@ class _ContainerChannel:
         if self._stdout:
             return True
         try:
-            self._wait(select.POLLIN, deadline)
+            wait_until_ready(self._sock.fileno(), select.POLLIN, deadline)
         except GuestUnreachable:
             return False
         return True
 
     def stderr(self) -> str:
         """Return the end of the container's stderr."""
+        deadline = time.monotonic() + END_SECONDS
         with contextlib.suppress(GuestUnreachable):
-            while True:
-                self._wait(select.POLLIN, time.monotonic() + 2)
+            while time.monotonic() < deadline:
+                wait_until_ready(self._sock.fileno(), select.POLLIN, deadline)
                 self._receive()
+                self._stdout.clear()
         return self._stderr.decode("utf-8", "replace").strip()[-1000:] or "it said nothing"
 
     def close(self) -> None:
@@ -477,12 +483,6 @@ class _ContainerChannel:
             else:
                 self._stderr = (self._stderr + self._raw[8 : 8 + length])[-4000:]
             del self._raw[: 8 + length]
-
-    def _wait(self, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(self._sock.fileno(), event)
-        if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-            raise GuestUnreachable
 
 
 def _has_image(environment: Environment) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,14 @@ _LONGEST_SECONDS, _LONGEST_ERROR = 1e7, 4096
 
 class GuestUnreachable(Exception):
     """The guest does not answer, or its answer is malformed."""
+
+
+def wait_until_ready(fd: int, event: int, deadline: float) -> None:
+    """Wait until a pipe or socket can be read or written. Raises GuestUnreachable if `deadline` passes first."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+        raise GuestUnreachable
 
 
 class Channel(Protocol):

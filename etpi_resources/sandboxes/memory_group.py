@@ -49,22 +49,24 @@ class MemoryGroup:
         """
         if (parent := _parent(os.environ.get(GROUP_VARIABLE))) is None:
             return None
-        folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        folder.mkdir()
-        limit = next(name for name in _LIMITS if (folder / name).exists())
-        (folder / limit).write_text(str(limit_bytes))
-        if (folder / _SOCKETS).exists():
-            (folder / _SOCKETS).write_text(str(limit_bytes))
+        folder = _new_folder(parent)
+        for name in (*_LIMITS, _SOCKETS):
+            if (folder / name).exists():
+                (folder / name).write_text(str(limit_bytes))
         return cls(folder)
 
     @classmethod
     def of_container(cls, container: str, pid: int) -> Self | None:
-        """Return the group in which an engine of this machine put a container; None if it cannot be read here."""
+        """Return the group in which an engine of this machine put a container; None if it cannot be read here.
+
+        That group has the limit, and its process can be in one below it (podman's `libpod-ID.scope/container`).
+        """
         for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
             _, controllers, path = line.split(":", 2)
-            folder = _ROOT / ("memory" if controllers else "") / path.lstrip("/")
-            if container in path and controllers in ("", "memory") and (folder / "memory.stat").exists():
-                return cls(folder)
+            if (match := re.match(rf"/(.*{container}[^/]*)", path)) and controllers in ("", "memory"):
+                folder = _ROOT / ("memory" if controllers else "") / match[1]
+                if (folder / "memory.stat").exists():
+                    return cls(folder)
         return None
 
     def add(self, pid: int) -> None:
@@ -106,7 +108,7 @@ def _parent(named: str | None) -> Path | None:
     candidates = [Path(named)] if named else [*_version_1(), *_version_2()]
     for folder in candidates:
         try:
-            _try(folder)
+            _new_folder(folder).rmdir()
         except OSError as error:
             if named:
                 raise OSError(
@@ -136,15 +138,14 @@ def _version_2() -> list[Path]:
     return [folder]
 
 
-def _try(parent: Path) -> None:
-    """Create and remove a group with a memory limit; raises OSError where that fails."""
+def _new_folder(parent: Path) -> Path:
+    """Create a group that can have a memory limit; raises OSError where that fails."""
     folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     folder.mkdir()
-    try:
-        if not any((folder / name).exists() for name in _LIMITS):
-            raise OSError("it has no memory controller")
-    finally:
+    if not any((folder / name).exists() for name in _LIMITS):
         folder.rmdir()
+        raise OSError("it has no memory controller")
+    return folder
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -7,7 +7,6 @@ be those of the current policy, up to rounding, and must not be those of the pre
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from etpi_resources.checkpoints import text_settings
 from etpi_resources.engines import Completion, EngineUnavailable, Request
 from etpi_resources.engines.adapter_keys import served_adapter
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, loaded_adapter, reload_weights
 from etpi_resources.engines.vllm_server import VllmServer
+from etpi_resources.outside import read_object
 from etpi_resources.trainers.policy_link import Published
 
 if TYPE_CHECKING:
@@ -202,8 +203,8 @@ def _mean_gap(logprobs: Sequence[float], wanted: Sequence[float]) -> float:
 
 def stored_dtype_name(base: Path) -> str:
     """Return the dtype in a model folder's config, by vLLM's name."""
-    config = json.loads((base / "config.json").read_text())
-    text = config.get("text_config", config)
+    config = read_object(base / "config.json")
+    text = text_settings(config)
     return text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "float32"
 
 

@@ -98,6 +98,18 @@ def test_refused_key_and_absent_server_name_the_option(cwd, capsys):
     assert server.url in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "card", [{"max_model_len": "32768"}, {"max_model_len": [1]}, {"max_model_len": True}, {"max_model_len": -1},
+             {"root": "x" * 100_000, "owned_by": "vllm"}, {"id": "a\"\n\\b"}],
+)  # fmt: skip
+def test_odd_card_of_a_model_is_read(cwd, card):
+    with Loopback() as server:
+        server.models = [{"id": "teacher", **card}]
+        assert init(server.url) == 0
+    engine = load_specs().rollout_sets["mine"].engine
+    assert engine and engine.model == card.get("id", "teacher")
+
+
 def test_list_of_models_without_an_envelope_is_read(cwd):
     with Loopback() as server:
         server.models = [{"id": "teacher", "object": "model"}]

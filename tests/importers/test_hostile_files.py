@@ -15,7 +15,7 @@ import pytest
 
 from etpi_assets.importers import count_found, generic, import_runs, rows
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.importers.source import MOST_ROW_BYTES
+from etpi_assets.importers.source import MOST_ROW_BYTES, MOST_VALUES
 from etpi_assets.tasks.family import RejectedInput
 
 MESSAGES = [{"role": "user", "content": "list the files"}, {"role": "assistant", "content": "ls"}]
@@ -53,6 +53,12 @@ def gzip_bomb(path: Path, start: bytes) -> None:
             out.write(b" " * (64 << 20))
 
 
+def gzip_of_values(path: Path) -> None:
+    """Small values, each of which takes twenty times its text in memory."""
+    with gzip.open(path, "wb", compresslevel=1) as out:
+        out.write(b'{"messages": [{}' + b",{}" * (MOST_VALUES // 2) + b"]}\n")
+
+
 def parquet_of_one_page(path: Path) -> None:
     """One value of 256 MiB in a few KiB."""
     text = pa.array([" " * (256 << 20)], pa.large_string())
@@ -79,6 +85,8 @@ def parquet_of_repeated_values(path: Path) -> None:
             lambda p: gzip_bomb(p, json.dumps(ROW).encode() + b"\n"),
             ["imported", "too_large"],
         ),
+        ("values.json.gz", gzip_of_values, ["too_large"]),
+        ("values.jsonl.gz", gzip_of_values, ["too_large"]),
         pytest.param("page.parquet", parquet_of_one_page, ["decompression_bomb"], marks=pytest.mark.slow),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,104 @@ def test_groups_of_dead_processes_are_removed(group):
     other = MemoryGroup.create(1 << 24)
     assert other is not None and not left.exists()
     other.close()
+
+
+@pytest.fixture
+def version_2(monkeypatch):
+    """The place of groups of version 2, wherever it is mounted; they may lack the memory controller here."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    place = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)
+    if place is None or not os.access(place, os.W_OK) or os.geteuid() != 0:
+        pytest.skip("no groups of version 2 can be created here")
+    return place
+
+
+def test_group_of_version_2_is_created_entered_and_removed(version_2, monkeypatch):
+    place = version_2 / f"etpi-test-{os.getpid()}"
+    place.mkdir()
+    monkeypatch.setattr(memory_group, "_LIMITS", ("memory.max", "cgroup.max.descendants"))
+    monkeypatch.setenv(memory_group.GROUP_VARIABLE, str(place))
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        group = MemoryGroup.create(1 << 20)
+        assert group is not None
+        folder = group.statistics.parent
+        limit = "memory.max" if (folder / "memory.max").exists() else "cgroup.max.descendants"
+        assert (folder / limit).read_text() == f"{1 << 20}\n"
+        group.add(process.pid)
+        assert (folder / "cgroup.procs").read_text() == f"{process.pid}\n"
+        threading.Timer(0.2, process.kill).start()
+        group.close()
+        assert not folder.exists() and group.kills() == 0
+    finally:
+        process.kill()
+        process.wait()
+        place.rmdir()
+
+
+@pytest.mark.parametrize("below", ["", "/container"])
+def test_group_of_a_container_is_the_one_with_the_limit(version_2, monkeypatch, tmp_path, below):
+    scope = version_2 / f"etpi-test-{os.getpid()}" / "libpod-0123abcd.scope"
+    (inner := Path(f"{scope}{below}")).mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        (inner / "cgroup.procs").write_text(str(process.pid))
+        monkeypatch.setattr(memory_group, "_ROOT", tmp_path)
+        assert MemoryGroup.of_container("0123abcd", process.pid) is None
+        at = Path(f"/proc/{process.pid}/cgroup").read_text().partition("0::/")[2].partition("libpod-")[0]
+        write(tmp_path / at / scope.name, {"memory.stat": "anon 4096\n", "memory.events": "oom 2\noom_kill 2\n"})
+        write(tmp_path / at / f"{scope.name}/container", {"memory.stat": "", "memory.events": "oom 0\noom_kill 2\n"})
+        group = MemoryGroup.of_container("0123abcd", process.pid)
+        assert group is not None and (group.statistics.read_text(), group.kills()) == ("anon 4096\n", 2)
+        assert MemoryGroup.of_container("another", process.pid) is None
+    finally:
+        process.kill()
+        process.wait()
+        for folder in dict.fromkeys((inner, scope, scope.parent)):
+            folder.rmdir()
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+EVENTS = "low 0\nhigh 0\nmax {max}\noom {oom}\noom_kill {kill}\noom_group_kill 7\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"memory.events": EVENTS.format(max=9, oom=0, kill=0)}, 0),
+        ({"memory.events": EVENTS.format(max=9, oom=3, kill=3)}, 3),
+        ({"memory.events": EVENTS.format(max=0, oom=0, kill=1)}, 0),  # for want of memory on the machine
+        ({"memory.events": EVENTS.format(max=9, oom=1, kill=2)}, 1),
+        ({"memory.events": EVENTS.format(max=9, oom=5, kill=0)}, 0),
+        ({"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "memory.limit_in_bytes": "9000000\n",
+          "memory.max_usage_in_bytes": "8999000\n"}, 2),
+        ({"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "memory.limit_in_bytes": "9000000\n",
+          "memory.max_usage_in_bytes": "4000000\n"}, 0),
+        ({}, 0),
+    ],
+)  # fmt: skip
+def test_kills_are_those_at_the_groups_own_limit(tmp_path, files, kills):
+    assert MemoryGroup(write(tmp_path, files)).kills() == kills
+
+
+@pytest.mark.parametrize(
+    ("controllers", "user", "is_found"),
+    [("cpu io memory pids\n", 0, True), ("cpu io pids\n", 0, False), ("cpu memory\n", 1000, False), (None, 0, False)],
+)
+def test_version_2_is_used_by_root_where_groups_can_have_a_limit(tmp_path, monkeypatch, controllers, user, is_found):
+    if controllers is not None:
+        write(tmp_path, {"cgroup.subtree_control": controllers})
+    monkeypatch.setattr(memory_group, "_ROOT", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert memory_group._version_2() == ([tmp_path / "etpi"] if is_found else [])
+    delegated = tmp_path / "etpi/cgroup.subtree_control"
+    assert (delegated.exists() and delegated.read_text() == "+memory") == is_found
 
 
 def python(sandbox, program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from etpi_resources.sandboxes import REPLY, Environment, Limits, Sandbox
-from etpi_resources.sandboxes.guest_connection import frame
+from etpi_resources.sandboxes.docker import _ContainerChannel
+from etpi_resources.sandboxes.guest_connection import GuestUnreachable, frame
 
 LIMITS = Limits(
     command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2, output_bytes=16 * 1024
@@ -38,6 +40,27 @@ def fresh(factory):
 def python(sandbox, program, **kwargs):
     sandbox.write_files({"program.py": textwrap.dedent(program)})
     return sandbox.run("python program.py", **kwargs)
+
+
+def test_container_that_never_pauses_on_stderr_does_not_detain_the_host():
+    ours, theirs = socket.socketpair()
+
+    def flood() -> None:
+        piece = bytes([2, 0, 0, 0]) + (1 << 16).to_bytes(4, "big") + b"x" * (1 << 16)
+        with contextlib.suppress(OSError):
+            while True:
+                theirs.sendall(piece)
+
+    writer = threading.Thread(target=flood, daemon=True)
+    writer.start()
+    channel = _ContainerChannel(ours)
+    try:
+        with pytest.raises(GuestUnreachable):
+            channel.take(4, time.monotonic() + 0.2)
+        assert channel.stderr() == "x" * 1000
+    finally:
+        channel.close()
+    writer.join()
 
 
 def alive(sandbox):

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from etpi.view.catalog_file import Queries, Row
 from etpi.view.conversation import read_conversation
 from etpi.view.pages.page import NotFound, Page
+from etpi_resources import outside
 from etpi_resources.lake.lake import Lake
 
 SCORES = (
@@ -73,7 +74,7 @@ def _trained_on(queries: Queries, rollout_id: str) -> list[Row]:
 def loads(text: str | None) -> Any:
     """Return a JSON column's value; the text itself if it is no JSON."""
     try:
-        return json.loads(text) if text else None
+        return outside.loads(text) if text else None
     except ValueError:
         return text
 

@@ -24,6 +24,7 @@ from etpi_assets.tasks.family import BLIND, Rejected, Verdict
 from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports
 from etpi_assets.tasks.proof import Tests, Trial, judge_trial
 from etpi_resources.hashes import json_hash
+from etpi_resources.outside import loads
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
 _BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -190,7 +191,7 @@ def _value(output: str, mark: str) -> tuple[Any] | None:
     for line in reversed(output.splitlines()):
         if line.startswith(mark):
             try:
-                return (json.loads(line[len(mark) :]),)
+                return (loads(line[len(mark) :]),)
             except ValueError:
                 return None
     return None

@@ -15,7 +15,6 @@ import base64
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from etpi_assets.tasks.family import Rejected, Task
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import read_inside
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.outside import read_toml
 
 TASK_FILE = "task.toml"
 MIGRATE = "`harbor task migrate` writes it for folders of Terminal-Bench 1, which have a task.yaml"
@@ -76,8 +76,8 @@ def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping
 
 def _config(root: Path, file: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(_text(root, file))
-    except tomllib.TOMLDecodeError as error:
+        config = read_toml(_text(root, file))
+    except ValueError as error:
         raise Rejected("unreadable_config", f"{file.name}: {error}") from error
     if config.get("steps"):
         raise Rejected("several_steps", "the task has several steps, each with an instruction of its own")

@@ -8,7 +8,6 @@ puts there have no effect.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 import shlex
@@ -23,6 +22,7 @@ from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.proof import Tests, Trial
+from etpi_resources.outside import loads
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -208,7 +208,7 @@ def _reward(rewards: Mapping[str, str], only: str) -> tuple[float | None, str, s
     for name in [name for name in _READERS if name in rewards and only in ("", name)]:
         try:
             reward = _READERS[name](rewards[name])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             if name == "reward.json":  # the text file may have the number
                 continue
             return None, f"{name} holds no number: {error}", name
@@ -219,7 +219,7 @@ def _reward(rewards: Mapping[str, str], only: str) -> tuple[float | None, str, s
 
 
 def _of_json(text: str) -> float:
-    value = json.loads(text)["reward"]
+    value = loads(text)["reward"]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"reward = {value!r}")
     return float(value)

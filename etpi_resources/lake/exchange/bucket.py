@@ -26,12 +26,15 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from etpi_resources.inside import MOST_BYTES, below
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.manifest import SCHEMA_VERSION, LakeError, NewerFormat, Ref
+from etpi_resources.outside import loads, most_values_in
 
 INDEX = "index.json.gz"
 SOURCES = ("suite", "rollout_set")
 """Of these sets every partition of a key is exchanged: its resolved spec and scores too, which no version needs."""
 _BY_CONTENT = re.compile(r".*/version=[^/]+/.*|checkpoints/[0-9a-f]{16}/.*")
 _PART = 8 << 20
+_VALUE_BYTES = 16
+"""An index may have one value in so many of its bytes: a file's path, size and hash have 150."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _PARTITION = rf"(?P<asset>{_NAME})/(?P<part>(?:suite|rollout_set|experiment)=(?P<key>{_NAME}))"
 _FILE = re.compile(
@@ -139,12 +142,14 @@ class Index(BaseModel):
         """Read an index. Raises NewerFormat; LakeError if it is no index, or names files that no version has."""
         try:
             text = (reader := zlib.decompressobj(31)).decompress(data, MOST_BYTES)
-            if reader.unconsumed_tail or (number := int(json.loads(text)["format"])) < 1:
-                raise ValueError(f"it has more than {MOST_BYTES:,} bytes, or no format")
+            if reader.unconsumed_tail or most_values_in(text) > MOST_BYTES // _VALUE_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES:,} bytes, or too many values")
+            if type(number := (value := loads(text))["format"]) is not int or number < 1:
+                raise ValueError("it has no format")
             if number > SCHEMA_VERSION:
                 raise NewerFormat.of(place, number)
-            return cls.model_validate_json(text)
-        except (ValueError, TypeError, KeyError, OSError, RecursionError, zlib.error) as error:
+            return cls.model_validate(value)
+        except (ValueError, TypeError, KeyError, OSError, zlib.error) as error:
             why = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
             where = "/".join(ascii(part)[:200] for part in why["loc"])
             raise LakeError(f"{place}/{INDEX} is refused: {where} {why['msg'][:500]}; nothing was fetched") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from etpi_resources.lake.exchange.remote import CheckLine, Remote
 from etpi_resources.lake.files import sync
 from etpi_resources.lake.lake import Lake, sha256_of
 from etpi_resources.lake.manifest import LakeError
+from etpi_resources.outside import loads
 from etpi_resources.process.locks import lake_locks
 
 
@@ -74,7 +74,7 @@ def _lines(path: Path, check: CheckLine | None = None) -> Iterator[tuple[str, by
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 try:
-                    value = json.loads(line)
+                    value = loads(line)
                     key = str(value["key"])
                     if check:
                         check(line, value["spec_key"])
