@@ -406,6 +406,7 @@ def test_role_balance_fails_on_rows_of_one_role():
         ({"proposer": 5, "responder": 5, "solo": 90}, True),
         ({"solo": 90, "subagent": 10}, True),
         ({"responder": 5, "solo": 5}, False),
+        ({"responder": 3}, False),
         ({}, True),
     ],
 )
