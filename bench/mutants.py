@@ -44,7 +44,8 @@ PACKAGES = ("etpi", "etpi_assets", "etpi_resources", "tests")
 MOST_TESTS, FIRST_TESTS = 100, 12
 """Names of tests that are tried for each mutant, and of those whose files are collected for it."""
 LONGEST = 10
-"""CPU seconds of tests after which a mutant has survived; one that runs ten times as long, in a loop, is killed."""
+"""CPU seconds of tests after which a mutant has survived, or a third of the seconds that pass, since sandboxes take CPU
+time too; one that runs ten times as long, in a loop, is killed."""
 
 
 @dataclass(frozen=True)
@@ -242,9 +243,9 @@ class Callers:
                     self._callers.setdefault(name, set()).add(caller.name)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return names of tests, in files of the module's folder or that import it, those with the shortest way first.
+        """Return names of tests: of the file with the module's name, of files that import it, then of its folder.
 
-        A step of the way is the longer the more functions mention the name.
+        Of each, those with the shortest way come first; its steps are the longer the more functions mention the name.
         """
         costs, waiting = {mutant.function: 0.0}, [(0.0, mutant.function)]
         while waiting:
@@ -258,9 +259,15 @@ class Callers:
         _, folder, *parts = mutant.module.removesuffix(".py").removesuffix("/__init__").split("/")
         package, name = ".".join([folder, *parts[:-1]]), parts[-1]
         imports = re.compile(rf"\b{package}\.{name}\b|\b{package} import .*\b{name}\b")
-        near = {path for path, text in self.texts.items() if path.parent.name == folder or imports.search(text)}
-        reached = (name for name, paths in self.files.items() if paths & near)
-        return sorted(reached, key=lambda name: (costs.get(name, math.inf), name))[:MOST_TESTS]
+        own = {path for path in self.texts if path.name == f"test_{name}.py"}
+        importing = {path for path, text in self.texts.items() if imports.search(text)}
+        near = own | importing | {path for path in self.texts if path.parent.name == folder}
+        reached = (
+            (not paths & own, not paths & importing, costs.get(test, math.inf), test)
+            for test, paths in self.files.items()
+            if paths & near
+        )
+        return [test for *_, test in sorted(reached)][:MOST_TESTS]
 
 
 def _first_failure(items: Sequence[pytest.Item], session: pytest.Session) -> tuple[str, int]:
@@ -275,9 +282,10 @@ def _first_failure(items: Sequence[pytest.Item], session: pytest.Session) -> tup
 
     session.config.pluginmanager.unregister(name="terminalreporter")
     session.config.pluginmanager.register(Failures())
-    count = 0
+    count, start = 0, time.monotonic()
     for count, item in enumerate(items, 1):
-        last = time.process_time() > LONGEST or item is items[-1]
+        seconds = max(time.process_time(), (time.monotonic() - start) / 3)
+        last = seconds > LONGEST or item is items[-1]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None if last else items[count])
         if failed or last:
             break

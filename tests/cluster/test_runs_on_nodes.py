@@ -30,8 +30,9 @@ from etpi_resources.process.supervise import supervised
 from tests.support.graph import write_spec
 from tests.support.lakes import journaled
 from tests.support.postgres import PASSWORD, PostgresServer
-from tests.support.ray_nodes import NEEDS_RAY, RayNodes, command_line, free_port
+from tests.support.ray_nodes import NEEDS_RAY, RayNodes, command_line
 from tests.support.small_specs import DATA_ALONE, write_small_specs
+from tests.support.web_server import free_port
 
 pytestmark = [pytest.mark.slow, NEEDS_RAY]
 ADDRESS = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address

@@ -380,12 +380,9 @@ def test_format_exposure_counts_calls_by_weight():
     louder = dataset(weights={"upweight_factor": 12})
     passes(whole.format_exposure(louder.rows, louder.pairs, GATES))
     passes(whole.format_exposure(every(created.rows, copies=12), created.pairs, GATES))
-    plain = every(created.pairs, format_tokens=0)
-    fails(
-        whole.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
-        rows_with_call=0,
-        rows=53,
-    )
+    assert gates.exposure_figures(created.rows, every(created.pairs, format_tokens=1))["rows_with_call"] == 53
+    for without in (every(created.pairs, format_tokens=0), created.pairs.slice(0, 0)):
+        fails(whole.format_exposure(created.rows, without, GatesSection(format_exposure=1)), rows_with_call=0, rows=53)
 
 
 def test_role_balance_fails_on_rows_of_one_role():
@@ -406,6 +403,7 @@ def test_role_balance_fails_on_rows_of_one_role():
         ({"proposer": 5, "responder": 5, "solo": 90}, True),
         ({"solo": 90, "subagent": 10}, True),
         ({"responder": 5, "solo": 5}, False),
+        ({"responder": 3}, False),
         ({}, True),
     ],
 )

@@ -150,9 +150,10 @@ def test_calls_without_offered_tools_are_counted(chat: ChatFormat) -> None:
     assert outcome.figures["calls_without_tools"] == 9
 
 
-def test_turns_without_calls_are_built_under_a_template_of_an_unknown_form() -> None:
+@pytest.mark.parametrize("text", ["Go.", '[tool_use bash] {"command": "ls"}\nis the command to run.'])
+def test_turns_without_calls_are_built_under_a_template_of_an_unknown_form(text: str) -> None:
     chat = ChatFormat("lfm2", byte_tokenizer(FAMILIES["qwen3"]), trl_template("lfm2_v2"))
-    rows = [{"role": role, "content": "Go.", "turn": turn, "kind": kind}
+    rows = [{"role": role, "content": text, "turn": turn, "kind": kind}
             for role, turn, kind in (("user", None, "prompt"), ("assistant", 0, "action"))]  # fmt: skip
     (turn,) = retokenise(rows, chat)
     captured = CapturedTurn(0, ids(turn.prompt_ids), ids(turn.output_ids), "retokenised")

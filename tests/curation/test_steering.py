@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.prompts import render_prompts, steering_text
+from etpi_assets.curation.default_prompt import DefaultPrompts
 from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, splice
 from etpi_assets.curation.strip_think import segments
+from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.worlds import coop_tiny_shared
+from etpi_assets.worlds.coop_tiny_shared.generate import generate_tasks as generate_shared
 from etpi_lab.worlds.coop_tiny import FAMILY
 from etpi_lab.worlds.coop_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
@@ -124,6 +128,17 @@ def test_id_ngrams_are_found_if_there_are_too_few_words():
     few = array(CHAT.encode("[2]; {3} => <4>"))
     assert len(few) >= 8 and ngrams.find(few) is not None
     assert ngrams.find(array(CHAT.encode("[2]; {4} => <3>"))) is None
+
+
+def test_default_prompt_of_a_steered_set_has_no_steering():
+    specs, task = load_specs(), next(generate_shared("coop_tiny_shared", 0, "train"))
+    rollout_set = specs.rollout_sets["coop_tiny_shared_strong"]
+    prompts = DefaultPrompts(specs, specs.experiments["plan_first_tiny"], rollout_set, {task.task_id: task}, None)
+    role = coop_tiny_shared.FAMILY.roles(task)[0]
+    unsteered = rollout_set.agent.model_copy(update={"steering": False})
+    prompt = prompts(task.task_id, role.agent_id)
+    assert prompt and prompt.messages == render_prompts(unsteered, task, role)
+    assert prompts("unknown", role.agent_id) is None
 
 
 def test_text_of_the_default_prompt_is_no_leak():

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import hmac
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.container_engine import die_with_parent
+from tests.support.web_server import free_port
 
 KINDS = ("moto", "seaweedfs")
 _KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests", "AWS_REGION": "us-east-1"}
@@ -72,12 +72,6 @@ def _create_container() -> None:
     signed = base64.b64encode(hmac.digest(base64.b64decode(key), text.encode(), "sha256")).decode()
     url = "http://127.0.0.1:10000/devstoreaccount1/lakes?restype=container"
     httpx.put(url, headers={**headers, "Authorization": f"SharedKey devstoreaccount1:{signed}"}).raise_for_status()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _create_bucket(variables: Mapping[str, str]) -> None:

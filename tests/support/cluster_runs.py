@@ -7,7 +7,6 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,9 +185,3 @@ class Runs:
         for step, message in self.sql(query):
             result.setdefault(step, []).append(names[message.removeprefix("on node ")])
         return result
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 IMAGE = "localhost/etpi-test:base"
-WITH_REPOSITORY = "localhost/etpi-test:repository"
 
 _PROGRAMS = """
     awk base64 basename bash cat chmod chown chroot cp cut date dd df diff dirname dmesg du echo env expr false find git

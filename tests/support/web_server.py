@@ -74,3 +74,10 @@ class WebServer:
         for connection in self.connections:
             with suppress(OSError):  # clients may keep connections open
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]

@@ -168,6 +168,8 @@ RAISES = {"op": "raises", "expected": "'no .*'", "classes": ["KeyError"]}
         (hole("in", "'known'", flip=True), ["{'known': 1, '" + "x" * 500 + "': 2}"], False),
         (hole("==", "approx(1.0)"), ["float('1.0000001')"], True),
         (hole("==", "approx([1.0, 2])"), ["list([float('1.1'), 0x2])"], False),
+        (hole("==", "approx(float('nan'), nan_ok=True)"), ["float('nan')"], True),
+        (hole("==", "approx(float('nan'))"), ["float('nan')"], False),
         (hole("count", "[1, 2]"), ["list([0x2, 0x1])"], True),
         (RAISES, ["list(['KeyError'])", "'no x'"], True),
         (RAISES, ["list(['Boom'])", "'no x'"], False),
