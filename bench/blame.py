@@ -1,6 +1,6 @@
 """Measure blame on a lake in which rollouts were corrupted, and in one in which nothing is wrong.
 
-    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA); or: label
+    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA); or: label, plans
     etpi run EXPERIMENT              # a spec with [blame], about 200 rollouts of that set
     etpi blame EXPERIMENT --retrain --share 0.2
     etpi run EXPERIMENT_without_worst_20 EXPERIMENT_without_random_20
@@ -8,10 +8,12 @@
 
 `plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
 partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
-which, so `etpi blame EXPERIMENT --by teacher` shows it. `label` changes that column alone: nothing is wrong. `measure`
-writes to blame.json the AUC and the precision at the true share of rollouts ordered by harm and by influence, how often
-the worst turn is a corrupted one and its worst token is in the path, p that labels differ by chance, and the changes by
-the retrainings on unseen tasks; of several experiments (seeds), these are of their rollouts together, by task.
+which, so `etpi blame EXPERIMENT --by teacher` shows it. `label` changes that column alone: nothing is wrong. `plans` is
+for students that cannot solve the tasks: it leaves the first turns alone, and corrupted ones read a file instead of
+sending a plan; blame the metric plan_first then. `measure` writes to blame.json the AUC and the precision at the true
+share of rollouts ordered by harm and by influence, how often the worst turn is a corrupted one and its worst token is
+in the path or the command, p that labels differ by chance, and the changes by the retrainings on unseen tasks; of
+several experiments (seeds), these are of their rollouts together, by task.
 """
 
 from __future__ import annotations
@@ -37,12 +39,22 @@ RESULT = Path(__file__).with_suffix(".json")
 SET = Ref("raw_rollouts", "rollout_set", "coop_tiny_shared_strong")
 CORRUPTED, REWORDED, CLEAN = "corrupted", "reworded", "clean"
 WRITES = re.compile(r">> ([a-z]+\.py)")
+PLAN = re.compile(r"send_message \w+ <<'MSG'\nPlan: .*?\nMSG", re.DOTALL)
+READS = "cat core.py"
+COMMAND = "command>\n"
 
 
-def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
+_WORDS = """
+SELECT v.id, v.text FROM vocabulary AS v INNER JOIN experiment_spec.specs AS s
+ON v.tokenizer = json_extract_string(s.spec, '$.base.tokenizer') WHERE s.name = $name"""
+
+
+def changed(kind: str, contents: Sequence[str], *, plans: bool) -> dict[int, tuple[str, str]]:
     """Return number of a turn -> the text to replace in it, and its replacement, for one agent's turns."""
     if kind == CLEAN:
         return {}
+    if kind == CORRUPTED and plans:
+        return {i: (plan[0], READS) for i, text in enumerate(contents) if (plan := PLAN.search(text))}
     if kind == REWORDED:
         return {i: ("I'll take", "I will take") for i, text in enumerate(contents) if "I'll take" in text}
     known = dict.fromkeys(re.findall(r"\b[a-z]+\.py", " ".join(contents)))
@@ -56,12 +68,18 @@ def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     return result
 
 
-def plant(*, text: bool) -> None:
-    """Publish the rollout set with rollouts labelled corrupted and reworded; `text`: which they then are."""
+def plant(*, text: bool, plans: bool = False) -> None:
+    """Publish the rollout set with rollouts labelled corrupted and reworded; `text`: which they then are; `plans`: with
+    first turns alone."""
     lake, rng = Lake.open(), np.random.default_rng(0)
     manifest = lake.require(SET)
     tables = {name: lake.read(SET, name) for name in manifest.tables}
     rows = {name: tables[name].to_pylist() for name in ("rollouts", "turns", "messages")}
+    if plans:
+        rows["turns"] = [row for row in rows["turns"] if row["turn"] == 0]
+        rows["messages"] = [
+            row for row in rows["messages"] if row["turn"] is None or (row["turn"], row["role"]) == (0, "assistant")
+        ]
     chat = load_chat_format("tiny", "tiny")
     drawn = rng.choice([CORRUPTED, REWORDED, CLEAN], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
     kinds = {row["rollout_id"]: kind for row, kind in zip(rows["rollouts"], drawn, strict=True)}
@@ -70,7 +88,7 @@ def plant(*, text: bool) -> None:
         agents[turn["rollout_id"], turn["agent_id"]].append(turn)
     touched: dict[tuple[str, str, int], str] = {}
     for (rollout, agent), own in agents.items():
-        edits = changed(kinds[rollout], [turn["content"] or "" for turn in own]) if text else {}
+        edits = changed(kinds[rollout], [turn["content"] or "" for turn in own], plans=plans) if text else {}
         for i, (old, new) in edits.items():
             content, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
             known = chat.encode(own[i]["content"])
@@ -78,7 +96,8 @@ def plant(*, text: bool) -> None:
                 continue
             ids = [*chat.encode(content), *before[len(known) :]]
             grown = len(ids) - len(before)
-            own[i].update(content=content, actions=own[i]["actions"].replace(old, new), output_ids=ids, logprobs=None)
+            actions = own[i]["actions"].replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
+            own[i].update(content=content, actions=actions, output_ids=ids, logprobs=None)
             own[i]["output_tokens"] += grown
             own[i]["post_think_tokens"] += grown
             touched[rollout, agent, own[i]["turn"]] = content
@@ -108,7 +127,7 @@ def auc(scores: np.ndarray, bad: np.ndarray) -> float:
 def measure(experiment: str) -> list[dict]:
     """Return how well influence finds the corrupted rollouts: by the mean over checkpoints, and by each of several."""
     with connect() as catalog:
-        words = dict(catalog.execute("SELECT id, text FROM vocabulary WHERE tokenizer = 'tiny'").fetchall())
+        words = dict(catalog.execute(_WORDS, {"name": experiment}).fetchall())
         rows = catalog.execute(
             "SELECT b.seed, b.step, b.rollout_id, b.teacher, b.task_id, b.agent_id, b.turn, p.output_ids, b.influences "
             "FROM blame AS b INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) "
@@ -143,9 +162,16 @@ def found(rows: Sequence[tuple], checkpoints: Sequence[tuple], words: dict[int, 
         figures[f"precision_{name}"] = round(float(bad[np.argsort(scores)[: bad.sum()]].mean()), 2)
         figures[f"auc_{name}_of_reworded"] = round(auc(scores[~bad], odd[~bad]), 3)
     worst = [min(turns[name].items(), key=lambda item: item[1].sum()) for name in np.array(names)[bad]]
-    wrote = [(texts[key], x) for key, x in worst if "def " in (whole := "".join(texts[key])) and WRITES.search(whole)]
-    paths = [re.search(r">> [a-z]{0,6}$", "".join(text[: int(x.argmin())])) for text, x in wrote]
-    return figures | {"worst_turn_writes": len(wrote), "worst_token_in_path": sum(map(bool, paths))}
+    starts = [("".join(texts[key]), "".join(texts[key][: int(x.argmin())])) for key, x in worst]
+    wrote = [re.search(r">> [a-z]{0,6}$", start) for text, start in starts if "def " in text and WRITES.search(text)]
+    wrote += [_reads(start) for text, start in starts if READS in text and not WRITES.search(text)]
+    return figures | {"worst_turn_writes": len(wrote), "worst_token_in_path": sum(map(bool, wrote))}
+
+
+def _reads(start: str) -> bool:
+    """Return whether the token after this text is one of the command that stands for a plan."""
+    _, command, begun = start.partition(COMMAND)
+    return bool(command) and begun != READS and READS.startswith(begun)
 
 
 def retrained(experiments: Sequence[str]) -> list[dict]:
@@ -176,7 +202,7 @@ def retrained(experiments: Sequence[str]) -> list[dict]:
 
 def main(mode: str, experiments: Sequence[str]) -> None:
     if mode != "measure":
-        return plant(text=mode == "plant")
+        return plant(text=mode != "label", plans=mode == "plans")
     rows = {
         "machine": machine(),
         "found": [row for name in experiments for row in measure(name)],

@@ -271,7 +271,7 @@ def blame(
             eval_rollouts.read("turns"),
             task_of,
             blaming.advantages(rollouts, scores, section.metric, seed, seen),
-            sft.micro_tokens(),
+            sft.micro_tokens(run.spec.train),
         )
         for seed in spec.seeds
     }
@@ -334,7 +334,7 @@ def _blame_by(
             rows=tuple(map(str, upweighted_dataset.stored("dataset_rows").paths)),
             heldout=str(folder / "heldout.parquet"),
             device="cuda" if run.spec.requires != "cpu" else "auto",
-            micro_tokens=sft.micro_tokens(),
+            micro_tokens=sft.micro_tokens(run.spec.train),
             extremes=blaming.EXTREMES,
         )
         result = run_worker(blaming.WORKER, config, folder, BlameWorkerResult, context=run.context, echo=run.log)

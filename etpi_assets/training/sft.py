@@ -127,15 +127,15 @@ def worker_config(request: SftRequest) -> SftWorkerConfig:
         chat_template=request.chat_template,
         end_ids=request.end_ids,
         device="cuda" if request.gpu else "auto",
-        micro_tokens=micro_tokens(),
+        micro_tokens=micro_tokens(request.train),
         state_seconds=float(os.environ.get(STATE_SECONDS_VARIABLE) or STATE_SECONDS),
         train=settings(request.train),
     )
 
 
-def micro_tokens() -> int:
-    """Return the tokens of one forward pass on this machine."""
-    return int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS)
+def micro_tokens(train: TrainSection) -> int:
+    """Return the tokens of one forward pass on this machine, at most those of a step of the training."""
+    return min(int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS), train.batch_tokens)
 
 
 def settings(section: TrainSection) -> SftSettings:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from etpi_assets.asset import asset_definitions
+from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.evaluation import blame
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -162,13 +163,18 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_asset_blames_every_row_by_each_checkpoint(tmp_path, base, method):
+def test_asset_blames_every_row_by_each_checkpoint(tmp_path, base, method, monkeypatch):
+    configs, run_worker = [], evaluation.run_worker
+    monkeypatch.setattr(
+        evaluation, "run_worker", lambda *words, **more: configs.append(words[1]) or run_worker(*words, **more)
+    )
     blamed = Blamed(tmp_path, base, method, steps="[1, 2]")
     blamed.heldout([1.0, 0.0] * 10)
     for asset in ("base_checkpoint", "sft_checkpoint"):
         assert not blamed.make(asset).manifest.blocked
     outcome = blamed.make("blame")
     assert not outcome.manifest.blocked, outcome.manifest.checks
+    assert {config.micro_tokens for config in configs} == {512}, "a pass has no more tokens than a training step"
     rows, tasks = blamed.rows("blame"), blamed.rows("blame_tasks")
     assert {(row["seed"], row["step"]) for row in rows} == {(0, 1), (0, 2)} and len(rows) == 2 * 12
     for row in rows:
