@@ -11,6 +11,7 @@ what was recorded.
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from unittest import TestCase
 
 from etpi_assets.tasks.values import CONSTRUCTORS
 
@@ -51,8 +53,8 @@ _CONVERSIONS = ("approx", "int", "str", "bytes", "bytearray")
 """Constructors of which only the first argument is a value: others are tolerances, bases and encodings."""
 _VARIABLE = re.compile(r"\\.|\[[^\]]*\]|\([^()]*\)[*?{]|\(\?[^)]|.[*?{]")
 """Parts of a regular expression that match more than themselves."""
-_LONG_TEXT = 4
-"""Characters of a text that an answer of bounded length contains only if it knows the text."""
+_LONG_TEXT, _LONG_NUMBER = 4, 6
+"""Characters of a text, and digits of a text without a second word, that are not guessed."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Assertion:
         kind: value (an expected value was replaced), pair (both sides are computed), bit (a truth or an order), weak
             (a value was replaced, but many others satisfy the assertion), or kept (it still holds its literals).
         strong: an answer satisfies it only if it knows the expected value.
+        strong_cells: places of the cells with whose literal it is strong: those of some rows, perhaps.
         often: it stands in a loop over something that the tested code may give.
     """
 
@@ -71,6 +74,7 @@ class Assertion:
     kind: str
     strong: bool = False
     often: bool = False
+    strong_cells: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -93,10 +97,20 @@ class Holed:
     tests: dict[str, list[Assertion]] = field(default_factory=dict)
     reversible: set[str] = field(default_factory=set)
 
-    def is_blind(self, test: str) -> bool:
-        """Return whether a test has a strong hole and no literal is kept in it."""
-        assertions = self.tests.get(test, [])
-        return any(each.strong for each in assertions) and all(each.kind != "kept" for each in assertions)
+    def is_blind(self, test: str, comparisons: Iterable[str] | None = None) -> bool:
+        """Return whether a test has a strong hole and no literal is kept in it.
+
+        Args:
+            comparisons: the holes that one case of the test compares: places, with those of the cells expected there.
+        """
+        assertions = {each.place: each for each in self.tests.get(test, [])}
+        if any(each.kind == "kept" for each in assertions.values()):
+            return False
+        if comparisons is None:
+            return any(each.strong or each.strong_cells for each in assertions.values())
+        split = [comparison.split(" ") for comparison in comparisons]
+        compared = [(assertions[place], cells) for place, *cells in split if place in assertions]
+        return any(each.strong or not each.strong_cells.isdisjoint(cells) for each, cells in compared)
 
 
 def dig(
@@ -139,11 +153,12 @@ def source_of(text: str, name: str) -> str:
 
 @dataclass
 class _Site:
-    """An assertion in the tree: the expression to replace, its operator, and its one or two sides."""
+    """An assertion in the tree: the expression to replace, its operator, its one or two sides, and their tolerances."""
 
     at: ast.expr
     op: str
     sides: list[ast.expr]
+    options: dict[str, ast.expr] = field(default_factory=dict)
 
 
 @dataclass
@@ -185,7 +200,7 @@ class _Digger:
             self.out.tests[named] = [self._replace(site, cells, self.names[function]) for site in replaced]
         for bound in self.used:
             for literal in self.bindings[bound]:
-                key = self._key(f"c{_place(literal)}")
+                key = self._key(_cell_place(literal))
                 self.out.cells[key] = ast.unparse(literal)
                 self._put(literal, f"__cell__({key!r})")
         self._withhold()
@@ -220,18 +235,28 @@ class _Digger:
                 if node.msg is not None and not isinstance(node.msg, ast.Name):
                     self._put(node.msg, "('m')")
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                call, name = node.value, _last(node.value.func)
-                if any(isinstance(argument, ast.Starred) for argument in call.args):
-                    continue
-                if name in _METHODS and len(call.args) >= 2 and not call.keywords:
-                    yield _Site(call, _METHODS[name], call.args[:2])
-                elif name in _TRUTHS and call.args:
-                    inner = _site(call.args[0]) if name == "assertTrue" else None
-                    yield _Site(call, inner.op if inner else _TRUTHS[name], inner.sides if inner else call.args[:1])
+                yield from self._method_sites(node.value)
             elif isinstance(node, ast.With | ast.AsyncWith):
                 for call in (item.context_expr for item in node.items):
-                    if isinstance(call, ast.Call) and _last(call.func) in _RAISES and call.args:
+                    if isinstance(call, ast.Call) and _last(call.func) in _RAISES:
                         yield _Site(call, "raises", [])
+
+    def _method_sites(self, call: ast.Call) -> Iterator[_Site]:
+        name, arguments = _last(call.func), _arguments_of(call)
+        if arguments is None or name not in {**_METHODS, **_TRUTHS}:
+            return
+        message = arguments.pop("msg", None)
+        if message is not None and not isinstance(message, ast.Name):
+            self._put(message, "('m')")
+        if name == "assertTrue":
+            inner = _site(arguments["expr"])
+            yield _Site(call, inner.op, inner.sides)
+        elif name in _TRUTHS:
+            yield _Site(call, _TRUTHS[name], [*arguments.values()])
+        else:
+            sides = [arguments.pop(parameter) for parameter in list(arguments)[:2]]
+            typed = arguments.pop("seq_type", None)
+            yield _Site(call, "==" if typed else _METHODS[name], sides, arguments)
 
     def _sides(self, site: _Site, cells: Collection[str]) -> _Sides:
         if site.op == "raises":
@@ -239,7 +264,7 @@ class _Digger:
         if len(site.sides) == 1:
             return _Sides("bit", got=site.sides[0])
         whole = [self._is_literal(side, cells) for side in site.sides]
-        if all(whole):
+        if all(whole) or not all(self._is_literal(option, ()) for option in site.options.values()):
             return _Sides("kept")
         for expected, got in (site.sides[::-1], site.sides) if not whole[0] else (site.sides, site.sides[::-1]):
             leaves, literals = self._parts(expected)[1:]
@@ -267,18 +292,17 @@ class _Digger:
         bound = [cells[leaf.id] for leaf in sides.leaves if isinstance(leaf, ast.Name) and leaf.id in cells]
         self.used.update(bound)
         hole = {"op": site.op, "expected": expected, "flip": flip}
+        hole["options"] = {name: ast.unparse(option) for name, option in site.options.items()}
         self._hole(site.at, hole, ", ".join(f"({self._source(each)})" for each in (sides.got, *sides.leaves)))
         if sides.kind == "pair":
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
         tested = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
-        literals = [
-            literal
-            for node in _needed(sides.expected, tested)
-            for literal in (self.bindings[cells[node.id]] if isinstance(node, ast.Name) else [node])
-        ]
-        strong = _is_strong(site.op, literals, needle=flip)
-        return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often)
+        needed = list(_needed(sides.expected, tested))
+        rows = [each for node in needed if isinstance(node, ast.Name) for each in self.bindings[cells[node.id]]]
+        strong = any(_is_strong(site.op, node, needle=flip) for node in needed)
+        strong_cells = frozenset(_cell_place(each) for each in rows if _is_strong(site.op, each, needle=flip))
+        return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often, strong_cells)
 
     def _hole(self, at: ast.expr, hole: dict[str, Any], values: str, function: str = "hole") -> None:
         key = self._key(_place(at))
@@ -292,21 +316,19 @@ class _Digger:
         value = self._source(site.at if whole else site.sides[0])
         value = f"({value}) is None" if site.op.endswith("none") else f"not not ({value})"
         expected = str(whole or site.op not in ("false", "not none"))
-        self._hole(site.at, {"op": "is", "expected": expected, "flip": False}, value)
+        self._hole(site.at, {"op": "is", "expected": expected, "flip": False, "options": {}}, value)
         return Assertion(place, "bit", often=often)
 
     def _replace_raises(self, site: _Site, place: str, *, often: bool) -> Assertion:
         call = site.at
         assert isinstance(call, ast.Call)
-        regex = _last(call.func).endswith("Regex")
-        named = [keyword.value for keyword in call.keywords if keyword.arg == "match"]
-        match = named[0] if named else call.args[1] if regex and len(call.args) > 1 else None
-        plain = len(call.args) == (2 if regex else 1) and len(call.keywords) == len(named)
-        if not plain or (match is not None and not self._is_literal(match, ())):
+        arguments = _arguments_of(call) or {}
+        expected, match = arguments.get("expected_exception"), arguments.get("match")
+        if expected is None or (match is not None and not self._is_literal(match, ())):
             return Assertion(place, "kept")
-        classes = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else [call.args[0]]
-        expected = ast.unparse(match) if match else "None"
-        hole = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
+        classes = expected.elts if isinstance(expected, ast.Tuple) else [expected]
+        names = [_last(each) for each in classes]
+        hole = {"op": "raises", "expected": ast.unparse(match) if match else "None", "classes": names}
         self._hole(call, hole, "None" if _last(call.func) == "raises" else "self.assertRaises", "raises")
         strong = isinstance(match, ast.Constant) and _says_words(str(match.value))
         return Assertion(place, "value", strong, often)
@@ -494,6 +516,10 @@ def _place(node: ast.expr) -> str:
     return f"{node.lineno}_{node.col_offset}"
 
 
+def _cell_place(literal: ast.expr) -> str:
+    return f"c{_place(literal)}"
+
+
 def _conjuncts(test: ast.expr) -> list[ast.expr]:
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
@@ -515,12 +541,33 @@ def _method(node: ast.expr) -> str:
     return _REVERSED_METHODS.get(_last(node.func), "") if isinstance(node, ast.Call) else ""
 
 
-def _is_strong(op: str, literals: list[ast.expr], *, needle: bool = False) -> bool:
+def _arguments_of(call: ast.Call) -> dict[str, ast.expr] | None:
+    """Return the arguments of a unittest method, or of `raises`, by parameter; None if they do not fit it."""
+    name = _last(call.func)
+    method = _raises if name in _RAISES else getattr(TestCase, name.replace("Equals", "Equal"), None)
+    starred = any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords)
+    if method is None or starred:
+        return None
+    named: dict[str, Any] = {
+        str(keyword.arg).replace("expected_regex", "match"): keyword.value for keyword in call.keywords
+    }
+    try:
+        bound = inspect.signature(method).bind(call, *call.args, **named).arguments
+    except TypeError:
+        return None
+    return {parameter: value for parameter, value in bound.items() if parameter != "self"}
+
+
+def _raises(self: object, expected_exception: object, match: object = None, msg: object = None) -> None:
+    """Have the parameters of `raises`, `assertRaises` and `assertRaisesRegex`, used as a context."""
+
+
+def _is_strong(op: str, literal: ast.expr, *, needle: bool = False) -> bool:
     if op in ("startswith", "endswith"):
-        return any(_is_long(literal) for literal in literals)
+        return len(_text(literal)) >= _LONG_TEXT
     if op == "in":
-        return needle and any(_is_long(literal) for literal in literals)
-    constants = [node for each in literals for node in _needed(each) if isinstance(node, ast.Constant)]
+        return needle and _is_telling(_text(literal))
+    constants = [node for node in _needed(literal) if isinstance(node, ast.Constant)]
     return op in _DECISIVE and any(repr(constant.value) not in _GUESSABLE for constant in constants)
 
 
@@ -538,7 +585,7 @@ def _needed(
     if node in tested or isinstance(node, ast.FormattedValue):
         return
     if isinstance(node, ast.Constant | ast.Name):
-        if not joined or ((text := _text(node)) and re.search(r"\w", str(text))):
+        if not joined or re.search(r"\w", _text(node)):
             yield node
         return
     parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
@@ -556,16 +603,21 @@ def _needed(
 def _says_words(expression: str) -> bool:
     """Return whether each alternative of a regular expression has a text of its own."""
     fixed = _VARIABLE.sub("*", expression).split("|")
-    return all(re.search(rf"[\w ]{{{_LONG_TEXT},}}", alternative) for alternative in fixed)
+    return all(any(map(_is_telling, re.findall(r"[\w ]+", alternative))) for alternative in fixed)
 
 
-def _text(literal: ast.expr) -> str | bytes:
-    """Return the text of a literal; an empty one if it is none."""
-    return literal.value if isinstance(literal, ast.Constant) and isinstance(literal.value, str | bytes) else ""
+def _is_telling(text: str) -> bool:
+    """Return whether a text of bounded length contains this one only if its author knows it.
+
+    Any single word is easily among others there, a long number is not."""
+    words = re.findall(r"\w+", text)
+    return len(text) >= _LONG_TEXT and (len(words) > 1 or sum(map(str.isdigit, text)) >= _LONG_NUMBER)
 
 
-def _is_long(literal: ast.expr) -> bool:
-    return len(_text(literal)) >= _LONG_TEXT
+def _text(literal: ast.expr) -> str:
+    """Return the text of a literal, also of bytes; an empty one if it is none."""
+    value = literal.value if isinstance(literal, ast.Constant) else ""
+    return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else ""
 
 
 def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
