@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE, write_commands
+from etpi_assets.tasks.frozen import RUNNER_FILE, is_test, write_commands
 from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes, plain
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
@@ -65,9 +66,11 @@ class R2E(RepositoryFamily):
         if not tests:
             raise ValueError("execution_result_content names no test file")
         solution: dict[str, str | None] = {}
-        for diff in _mapping(row, "parsed_commit_content")["file_diffs"]:
+        diffs = _mapping(row, "parsed_commit_content")["file_diffs"]
+        folders = {str(parent) for diff in diffs for parent in PurePosixPath(diff["header"]["file"]["path"]).parents}
+        for diff in diffs:
             path = diff["header"]["file"]["path"]
-            if not TEST_FILE.search(path) and not RUNNER_FILE.search(path):
+            if not is_test(path, tests, folders) and not RUNNER_FILE.search(path):
                 deleted = "deleted file mode" in (diff["header"].get("misc_line") or "")
                 solution[path] = None if deleted else diff.get("new_file_content")
         instruction = _issue(_text(row, "problem_statement"))
