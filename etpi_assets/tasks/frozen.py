@@ -103,8 +103,8 @@ def is_test(path: str, tests: Collection[str], packages: Collection[str]) -> boo
     first = re.search(_NAMED, name)
     if first is None or not tests or re.search(_COLLECTED, name):
         return TEST_FILE.search(name) is not None
-    own = {named for test in tests for named in re.findall(_NAMED, test)}
-    return name[: first.start()].rstrip("/") not in packages or not own.isdisjoint(re.findall(_NAMED, name))
+    kinds = {named for test in tests for named in re.findall(_NAMED, test)}
+    return name[: first.start()].rstrip("/") not in packages or not kinds.isdisjoint(re.findall(_NAMED, name))
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -32,26 +32,33 @@ _COMMAND = (
 )
 """R2E-Gym's images contain run_tests.sh; without it pytest runs the tests."""
 
+_COPIES = f"{TESTS} /r2e_tests /root/r2e_tests"
+"""Hidden tests in R2E-Gym's images."""
+
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
 class R2ETrial(PatchTrial):
     """The run of a commit's tests."""
 
-    prepare = f"rm -rf {TESTS} /r2e_tests /root/r2e_tests 2>/dev/null; {places.FORGET_HISTORY}"
+    prepare = f"rm -rf {_COPIES} 2>/dev/null; {places.FORGET_HISTORY}"
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         names = {name: ".".join(name.split("::")[1:]) or name for name in test.outcomes()}
         outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in test.outcomes().items()}
         wanted = {name.split(" - ")[0]: outcome for name, outcome in self.task.payload["expected"].items()}
-        return equal_outcomes(outcomes, wanted)
+        equal, details = equal_outcomes(outcomes, wanted)
+        # Tests of one name in several files have one outcome among the expected ones.
+        known, kinds = test.calibration.other, test.kinds()
+        broken = [node for node, kind in kinds.items() if kind != "passed" and test.original(node) not in known]
+        return equal and test.agrees and not broken, details
 
 
 class R2E(RepositoryFamily):
     """The family `r2e`."""
 
     name = "r2e"
-    hides = f"rm -rf {TESTS} run_tests.sh /r2e_tests /root/r2e_tests /root/run_tests.sh 2>/dev/null"
+    hides = f"rm -rf {_COPIES} run_tests.sh /root/run_tests.sh 2>/dev/null"
 
     def repo_of(self, row: Mapping[str, Any]) -> str:
         return str(row.get("repo_name", ""))
