@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 from unittest import TestCase
 
+from etpi_assets.tasks.guessed import DECISIVE, GUESSABLE, called_name, is_strong, needed_parts, says_words
 from etpi_assets.tasks.values import CONSTRUCTORS
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -44,17 +45,7 @@ _OPPOSITES: Mapping[str, str] = {
     **{f"assert{name}": f"assertNot{name}" for name in ("Equal", "In", "IsInstance", "Regex", "AlmostEqual")},
 }  # fmt: skip
 _REVERSED_METHODS = {**_OPPOSITES, **{other: name for name, other in _OPPOSITES.items()}}
-_DECISIVE = frozenset(("==", "in", "is", "sequence", "count", "almost", "startswith", "endswith", "raises"))
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
-_GUESSABLE = frozenset(
-    ("None", "True", "False", "0", "1", "0.0", "1.0", "''", "[]", "{}", "()", "b''", "set()", "Ellipsis", "...")
-)
-_CONVERSIONS = ("approx", "int", "str", "bytes", "bytearray")
-"""Constructors of which only the first argument is a value: others are tolerances, bases and encodings."""
-_VARIABLE = re.compile(r"\\.|\[[^\]]*\]|\([^()]*\)[*?{]|\(\?[^)]|.[*?{]")
-"""Parts of a regular expression that match more than themselves."""
-_LONG_TEXT, _LONG_NUMBER = 4, 6
-"""Characters of a text, and digits of a text without a second word, that are not guessed."""
 
 
 @dataclass(frozen=True)
@@ -238,11 +229,11 @@ class _Digger:
                 yield from self._method_sites(node.value)
             elif isinstance(node, ast.With | ast.AsyncWith):
                 for call in (item.context_expr for item in node.items):
-                    if isinstance(call, ast.Call) and _last(call.func) in _RAISES:
+                    if isinstance(call, ast.Call) and called_name(call.func) in _RAISES:
                         yield _Site(call, "raises", [])
 
     def _method_sites(self, call: ast.Call) -> Iterator[_Site]:
-        name, arguments = _last(call.func), _arguments_of(call)
+        name, arguments = called_name(call.func), _arguments_of(call)
         if arguments is None or name not in {**_METHODS, **_TRUTHS}:
             return
         message = arguments.pop("msg", None)
@@ -298,11 +289,11 @@ class _Digger:
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
         tested = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
-        needed = list(_needed(sides.expected, tested))
+        needed = list(needed_parts(sides.expected, tested))
         rows = [each for node in needed if isinstance(node, ast.Name) for each in self.bindings[cells[node.id]]]
-        strong = any(_is_strong(site.op, node, needle=flip) for node in needed)
-        strong_cells = frozenset(_cell_place(each) for each in rows if _is_strong(site.op, each, needle=flip))
-        return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often, strong_cells)
+        strong = any(is_strong(site.op, node, needle=flip) for node in needed)
+        strong_cells = frozenset(_cell_place(each) for each in rows if is_strong(site.op, each, needle=flip))
+        return Assertion(place, "value" if site.op in DECISIVE else "weak", strong, often, strong_cells)
 
     def _hole(self, at: ast.expr, hole: dict[str, Any], values: str, function: str = "hole") -> None:
         key = self._key(_place(at))
@@ -327,10 +318,10 @@ class _Digger:
         if expected is None or (match is not None and not self._is_literal(match, ())):
             return Assertion(place, "kept")
         classes = expected.elts if isinstance(expected, ast.Tuple) else [expected]
-        names = [_last(each) for each in classes]
+        names = [called_name(each) for each in classes]
         hole = {"op": "raises", "expected": ast.unparse(match) if match else "None", "classes": names}
-        self._hole(call, hole, "None" if _last(call.func) == "raises" else "self.assertRaises", "raises")
-        strong = isinstance(match, ast.Constant) and _says_words(str(match.value))
+        self._hole(call, hole, "None" if called_name(call.func) == "raises" else "self.assertRaises", "raises")
+        strong = isinstance(match, ast.Constant) and says_words(str(match.value))
         return Assertion(place, "value", strong, often)
 
     # --- reversal ---
@@ -357,14 +348,14 @@ class _Digger:
             start, end = self._span(at)
             if isinstance(at, ast.Call) and (other := _method(at)):
                 name_end = self._span(at.func)[1]
-                self.edits.append((name_end - len(_last(at.func)), name_end, other))
+                self.edits.append((name_end - len(called_name(at.func)), name_end, other))
             else:
                 self.edits += [(start, start, "not ("), (end, end, ")")]
             return at
         return None
 
     def _is_guessable(self, sides: _Sides) -> bool:
-        return sides.expected is not None and not sides.leaves and ast.unparse(sides.expected) in _GUESSABLE
+        return sides.expected is not None and not sides.leaves and ast.unparse(sides.expected) in GUESSABLE
 
     # --- names that are expected values ---
 
@@ -386,7 +377,11 @@ class _Digger:
         arguments = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
         local: dict[str, list[ast.expr]] = {}
         for decorator in function.decorator_list:
-            if isinstance(decorator, ast.Call) and _last(decorator.func) == "parametrize" and len(decorator.args) > 1:
+            if (
+                isinstance(decorator, ast.Call)
+                and called_name(decorator.func) == "parametrize"
+                and len(decorator.args) > 1
+            ):
                 direct = all(keyword.arg != "indirect" for keyword in decorator.keywords)
                 columns = _columns(_parameters(decorator.args[0]), decorator.args[1]) if direct else ()
                 local.update((n, c) for n, c in columns if not self._named(function, n, loads=False))
@@ -444,7 +439,7 @@ class _Digger:
         """Return whether `values` can evaluate an expression from its leaves."""
         if isinstance(node, ast.Call):
             named = all(keyword.arg for keyword in node.keywords)
-            return _last(node.func) in CONSTRUCTORS and bool(node.args or node.keywords) and named
+            return called_name(node.func) in CONSTRUCTORS and bool(node.args or node.keywords) and named
         shapes = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.JoinedStr, ast.FormattedValue)
         return isinstance(node, (*shapes, ast.Constant, ast.Starred))
 
@@ -476,7 +471,7 @@ class _Digger:
                 literals.append(e)
             kind: Any = type(e)
             fields = {name: part(value) for name, value in ast.iter_fields(e) if name != "func"}
-            return kind(**fields, **({"func": ast.Name(_last(e.func))} if isinstance(e, ast.Call) else {}))
+            return kind(**fields, **({"func": ast.Name(called_name(e.func))} if isinstance(e, ast.Call) else {}))
 
         return part(node), leaves, literals
 
@@ -494,7 +489,7 @@ class _Digger:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False):
                 self._put(node.body[0], "('d')")
-            elif isinstance(node, ast.Call) and _last(node.func) in ("parametrize", "param"):
+            elif isinstance(node, ast.Call) and called_name(node.func) in ("parametrize", "param"):
                 for keyword in node.keywords:
                     if keyword.arg in ("id", "ids") and self._is_literal(keyword.value, ()):
                         self._put(keyword.value, "(None)")
@@ -538,12 +533,12 @@ def _site(test: ast.expr) -> _Site:
 
 def _method(node: ast.expr) -> str:
     """Return the opposite of a unittest method that a statement calls; "" for others."""
-    return _REVERSED_METHODS.get(_last(node.func), "") if isinstance(node, ast.Call) else ""
+    return _REVERSED_METHODS.get(called_name(node.func), "") if isinstance(node, ast.Call) else ""
 
 
 def _arguments_of(call: ast.Call) -> dict[str, ast.expr] | None:
     """Return the arguments of a unittest method, or of `raises`, by parameter; None if they do not fit it."""
-    name = _last(call.func)
+    name = called_name(call.func)
     method = _raises if name in _RAISES else getattr(TestCase, name.replace("Equals", "Equal"), None)
     starred = any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords)
     if method is None or starred:
@@ -562,64 +557,6 @@ def _raises(self: object, expected_exception: object, match: object = None, msg:
     """Have the parameters of `raises`, `assertRaises` and `assertRaisesRegex`, used as a context."""
 
 
-def _is_strong(op: str, literal: ast.expr, *, needle: bool = False) -> bool:
-    if op in ("startswith", "endswith"):
-        return len(_text(literal)) >= _LONG_TEXT
-    if op == "in":
-        return needle and _is_telling(_text(literal))
-    constants = [node for node in _needed(literal) if isinstance(node, ast.Constant)]
-    return op in _DECISIVE and any(repr(constant.value) not in _GUESSABLE for constant in constants)
-
-
-def _needed(
-    node: ast.AST, tested: Collection[ast.AST] = (), *, joined: bool = False
-) -> Iterator[ast.Constant | ast.Name]:
-    """Yield the literals and cells of an expected value that an answer has to know.
-
-    A number that is added to a part that the tested code gives is none: `inf + 79` is inf, and `0 * 79` is 0.
-
-    Args:
-        tested: the parts that the tested code gives.
-        joined: whether such a part is joined with the node.
-    """
-    if node in tested or isinstance(node, ast.FormattedValue):
-        return
-    if isinstance(node, ast.Constant | ast.Name):
-        if not joined or re.search(r"\w", _text(node)):
-            yield node
-        return
-    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.BinOp):
-        mixed = any(part in tested for part in ast.walk(node))
-        parts, joined = [node.left, node.right] if isinstance(node.op, ast.Add) or not mixed else [], joined or mixed
-    elif isinstance(node, ast.Call):
-        parts, joined = node.args[:1] if _last(node.func) in _CONVERSIONS else [*node.args, *node.keywords], False
-    elif not isinstance(node, ast.UnaryOp):
-        joined = isinstance(node, ast.JoinedStr)
-    for part in parts:
-        yield from _needed(part, tested, joined=joined)
-
-
-def _says_words(expression: str) -> bool:
-    """Return whether each alternative of a regular expression has a text of its own."""
-    fixed = _VARIABLE.sub("*", expression).split("|")
-    return all(any(map(_is_telling, re.findall(r"[\w ]+", alternative))) for alternative in fixed)
-
-
-def _is_telling(text: str) -> bool:
-    """Return whether a text of bounded length contains this one only if its author knows it.
-
-    Any single word is easily among others there, a long number is not."""
-    words = re.findall(r"\w+", text)
-    return len(text) >= _LONG_TEXT and (len(words) > 1 or sum(map(str.isdigit, text)) >= _LONG_NUMBER)
-
-
-def _text(literal: ast.expr) -> str:
-    """Return the text of a literal, also of bytes; an empty one if it is none."""
-    value = literal.value if isinstance(literal, ast.Constant) else ""
-    return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else ""
-
-
 def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements that every call reaches, and those of `with` that end with it."""
     for statement in body:
@@ -630,12 +567,8 @@ def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
             calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
-            if not any(_last(call.func) in (*_RAISES, "suppress") for call in calls):
+            if not any(called_name(call.func) in (*_RAISES, "suppress") for call in calls):
                 yield from _reached(statement.body)
-
-
-def _last(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _arguments(function: Function) -> set[str]:
@@ -667,7 +600,7 @@ def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.e
 
 
 def _cell(row: ast.expr, at: int, width: int) -> ast.expr | None:
-    if isinstance(row, ast.Call) and _last(row.func) == "param":
+    if isinstance(row, ast.Call) and called_name(row.func) == "param":
         return row.args[at] if at < len(row.args) else None
     if width == 1:
         return row

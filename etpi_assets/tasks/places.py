@@ -37,7 +37,8 @@ verdict, for metrics that need none; else they are quarantined.
 """
 
 FORGET_HISTORY = (
-    "{ find . -name .venv -prune -o \\( -name __pycache__ -o -name .pytest_cache \\) -prune -exec rm -rf {} +; true; } && "
+    "{ find . -name .venv -prune -o \\( -name __pycache__ -o -name .pytest_cache \\) -prune -exec rm -rf {} +; "
+    "true; } && "
     "ignored=$(git ls-files -ci --exclude-standard -z | base64) && "
     "tag=$(git describe --tags --abbrev=0 2>/dev/null || true) && "
     "rm -rf .git && git init -q && mkdir -p .git/info && echo .venv >> .git/info/exclude && git add -A && "

@@ -28,7 +28,6 @@ from etpi_assets.tasks.calibration import (
     compared,
     dig_files,
     fitted,
-    note_trust,
     rate,
     reversals,
     unlike_reference,
@@ -244,7 +243,7 @@ def _result(trial: Trial, test: TestRun) -> tuple[float, dict[str, Any]]:
             reward, details["not_believed"] = 0.0, problem
         if test.failed:
             details["compared"] = dict(sorted(test.failed.items())[:20])
-    failed = {} if reward == 1 else {"exit_code": test.run.exit_code, "output": test.output[-2000:]}
+    failed = {} if reward == 1 else {"exit_code": test.run.exit_code, "output": test.run.output[-2000:]}
     return reward, {**details, **failed}
 
 
@@ -294,8 +293,8 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
         raise Rejected("null_passes", "the tests pass without any change")
     if calibration.records:
         tests = read_tests(trial, sandboxes)
-        turned = rate(calibration, good, null)
-        reversible = note_trust(calibration, turned, run, null, tests.files, tests.visible)
+        seen = "\n".join(text for path, text in tests.visible.items() if path.endswith(".py"))
+        reversible = rate(calibration, good, run, null, tests.files, seen)
         if trial.reversible and reversible:
             done = reversals(_run(trial, calibration, reference, sandboxes, reversible))
             calibration.trust |= {f: REVERSED for f in reversible if done[f] >= calibration.turned[f]}

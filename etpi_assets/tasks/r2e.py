@@ -21,7 +21,7 @@ from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.frozen import RUNNER_FILE, is_test, write_commands
 from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes, plain
-from etpi_assets.tasks.repository import RepositoryFamily, make_task
+from etpi_assets.tasks.repository import NAMED, RepositoryFamily, make_task
 
 WORKDIR = "/testbed"
 TESTS = "r2e_tests"
@@ -34,8 +34,6 @@ _COMMAND = (
 
 _COPIES = f"{TESTS} /r2e_tests /root/r2e_tests"
 """Hidden tests in R2E-Gym's images."""
-
-_NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
 class R2ETrial(PatchTrial):
@@ -86,7 +84,7 @@ class R2E(RepositoryFamily):
             "expected": expected,
             "tests": tests,
             "solution": solution,
-            "entities": sorted({*solution, *_NAMED.findall(instruction)}),
+            "entities": sorted({*solution, *NAMED.findall(instruction)}),
         }
         place = places.make_place(
             suite, chosen, key=f"{repo}/{commit}", workdir=WORKDIR, image=_text(row, "docker_image")

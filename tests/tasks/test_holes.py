@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks import pytest_recorder, values
-from etpi_assets.tasks.calibration import Calibration, compared, note_trust, unlike_reference
+from etpi_assets.tasks.calibration import Calibration, compared, rate, unlike_reference
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.holes import Holed, dig
@@ -303,9 +303,9 @@ def trust_of(text: str, good: list[tuple[str, str, int]], null: list[tuple[str, 
 
     plain = compared(run(good, "passed"), holed, Calibration())
     nodes = {node for node, *_ in good}
-    calibration = Calibration(counts={TEST_A: dict(plain.counts()[TEST_A])}, turned={TEST_A: len(nodes)})
+    calibration = Calibration(counts={TEST_A: dict(plain.counts()[TEST_A])})
     untouched = compared(run(null, "failed"), holed, calibration)
-    note_trust(calibration, nodes, plain, untouched, {PATH: text}, {PATH: visible})
+    rate(calibration, nodes, plain, untouched, {PATH: text}, visible)
     return calibration.trust[TEST_A]
 
 
