@@ -97,10 +97,6 @@ class TestRun:
     compared: Sequence[tuple[str | None, int]] = ()
 
     @property
-    def output(self) -> str:
-        return self.run.output
-
-    @property
     def exit_code(self) -> int:
         """The command's exit status; 0 where it is 1 because of the tests that were reversed, and failed."""
         return 0 if self.run.exit_code == 1 and self.turned_over else self.run.exit_code
@@ -129,17 +125,25 @@ class TestRun:
         return {self.original(node): _WORDS[kind] for node, kind in self.kinds().items() if kind in _WORDS}
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Return function -> place of a hole, with the places of the cells expected there -> comparisons that agree.
+        """Return function -> place of a hole, with the places of the cells expected there -> comparisons that agree."""
+        function_of = _function_of(self.dug.files)
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for node, places in self.counts_of_nodes().items():
+            counts[function_of(node)] += places
+        return counts
+
+    def counts_of_nodes(self) -> dict[str, Counter[str]]:
+        """Return the same for node ids without holes.
 
         Comparisons of tests that do not pass with the reference are not counted."""
         function_of = _function_of(self.dug.files)
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for (node, key, values, number), (reason, _) in zip(self.run.records, self.compared, strict=True):
-            if reason is not None or self.original(node) in self.calibration.other:
-                continue
-            function = function_of(node)
-            cells = [match[1] for value in values[1:] if (match := _CELL.fullmatch(value))]
-            counts[function][" ".join(self._place(each, function) for each in (key, *cells))] += number
+            name = self.original(node)
+            if reason is None and name not in self.calibration.other:
+                cells = [match[1] for value in values[1:] if (match := _CELL.fullmatch(value))]
+                places = [self._place(each, function_of(node)) for each in (key, *cells)]
+                counts[name][" ".join(places)] += number
         return counts
 
     def _place(self, key: str, function: str) -> str:
@@ -292,14 +296,9 @@ def _counts(test: TestRun) -> dict[str, dict[str, int]]:
     """Return the comparisons of each function; 0 where they may be more or fewer."""
     often = {(function, each.place) for function, several in test.dug.tests.items() for each in several if each.often}
     return {
-        function: {p: 0 if (function, _assertion(p)) in often else number for p, number in places.items()}
+        function: {p: 0 if (function, p.partition(" ")[0]) in often else number for p, number in places.items()}
         for function, places in test.counts().items()
     }
-
-
-def _assertion(place: str) -> str:
-    """Return the place of the assertion that a hole, with cells, is in."""
-    return place.partition(" ")[0]
 
 
 def _lengths(test: TestRun) -> dict[str, dict[str, int]]:
@@ -312,34 +311,38 @@ def _lengths(test: TestRun) -> dict[str, dict[str, int]]:
     return lengths
 
 
-def rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
-    """Note the functions of which a node does not pass in the untouched tree."""
-    function_of = _function_of(null.dug.files)
-    passing = set(map(null.original, null.passed))
-    functions = Counter(function_of(node) for node in good)
-    turned = {function_of(node) for node in good - passing}
-    calibration.turned = {function: functions[function] for function in sorted(turned)}
-
-
-def note_trust(
-    calibration: Calibration, null: TestRun, files: Mapping[str, str], visible: Mapping[str, str]
+def rate(
+    calibration: Calibration, good: set[str], reference: TestRun, null: TestRun, files: Mapping[str, str], seen: str
 ) -> set[str]:
-    """Note the trust of each function that had to turn, and return those whose assertion could be reversed.
+    """Note the functions that had to turn and their trust, and return those whose assertion could be reversed.
+
+    A function is blind if each of its nodes that had to turn has a strong hole: one row of parameters may have one, and
+    another not.
 
     Args:
-        null: the run on the untouched tree. An expected value that it gives proves nothing.
+        good: the nodes that pass with the reference.
+        reference, null: runs with the reference and on the untouched tree. A value that the tree gives proves nothing.
         files: the tests, path -> text.
-        visible: the files that agents saw. The values of a test that stands there are known.
+        seen: the Python code that agents saw. The values of a test that stands there are known.
     """
-    dug, counts = dig_files(files, calibration), null.counts()
-    seen = "\n".join(text for path, text in visible.items() if path.endswith(".py"))
+    dug, counts, before = reference.dug, reference.counts_of_nodes(), null.counts_of_nodes()
+    function_of, passing = _function_of(dug.files), set(map(null.original, null.passed))
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for node in good - passing:
+        nodes[function_of(node)].append(node)
+    functions = Counter(map(function_of, good))
+    calibration.turned = {function: functions[function] for function in sorted(nodes)}
     calibration.trust = dict.fromkeys(calibration.turned, UNCHALLENGED)
+
+    def is_blind(function: str, node: str) -> bool:
+        stable = calibration.counts.get(function, {})
+        expected = {p: n if stable[p] else 0 for p, n in counts.get(node, {}).items() if p in stable}
+        return dug.is_blind(function, _differences(expected, before.get(node, {})))
+
     reversible = set()
     for function in calibration.turned:
         path, _, name = function.partition("::")
-        turned = set(map(_assertion, _differences(calibration.counts.get(function, {}), counts[function])))
-        strong = any(each.strong and each.place in turned for each in dug.tests.get(function, []))
-        if strong and dug.is_blind(function) and source_of(files[path], name) not in seen:
+        if all(is_blind(function, node) for node in nodes[function]) and source_of(files[path], name) not in seen:
             calibration.trust[function] = BLIND
         elif function in dug.reversible:
             reversible.add(function)

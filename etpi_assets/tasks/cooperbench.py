@@ -135,7 +135,7 @@ class FeatureTrial(PatchTrial):
         return f"{self.command} work.patch" if changes else self.command
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
-        passed, failed = counts(test.output)
+        passed, failed = counts(test.run.output)
         passed, failed = passed + len(test.turned_over), failed - len(test.turned_over)
         report = {"exit_code": test.exit_code, "tests_passed": passed, "tests_failed": failed}
         return test.exit_code == 0 and passed > 0 and test.agrees, report

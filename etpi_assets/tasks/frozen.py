@@ -10,16 +10,22 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from etpi_resources.sandboxes import Sandbox
 
-TEST_FILE = re.compile(
-    r"(^|/)(tests?|testing|__tests__|spec|testdata|r2e_tests)/"
-    r"|(^|/)(test_[^/]*|[^/]*_tests?|tests?)\.[A-Za-z0-9]+$"
-    r"|(^|/)[^/]*\.(test|spec)\.[A-Za-z0-9]+$"
-    r"|(^|/)[^/]*Tests?\.(java|kt|cs|scala)$"
+_COLLECTED = (
+    r"(?<![^/])(?:test_[^/]*|[^/]*_tests?)\.[A-Za-z0-9]+$"
+    r"|\.(?:test|spec)\.[A-Za-z0-9]+$"
+    r"|Tests?\.(?:java|kt|cs|scala)$"
 )
+"""Files that runners take for tests, whatever folder they are in."""
+
+_NAMED = r"(?<![^/])(?:(?:tests?|testing|__tests__|spec|testdata|r2e_tests)/|tests?\.[A-Za-z0-9]+$)"
+"""Folders and files that are tests by convention; packages have sources of these names too."""
+
+TEST_FILE = re.compile(f"{_COLLECTED}|{_NAMED}")
+
 RUNNER_FILE = re.compile(
     r"(^|/)(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml|\.coveragerc|noxfile\.py"
     r"|\.?pytest\.toml|sitecustomize\.py|usercustomize\.py|[^/]*\.pth|run_tests\.sh|runner\.sh|pytest\.py"
@@ -60,24 +66,45 @@ Changes = dict[str, str | None]
 """Path -> new text; None if the file is removed."""
 
 
-def counted_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Iterable[str] = ()) -> Changes:
+def counted_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Collection[str] = ()) -> Changes:
     """Return the changes in files that a patch may contain. Empty if `after` is: that sandbox had ended.
 
     Args:
-        tests: paths of hidden tests. Their folders may be on the path that modules are imported from.
+        tests: paths of hidden tests (`is_test`). Their folders may be on the path that modules are imported from.
     """
     refused = set(refused_changes(before, after, tests))
     return {path: after.get(path) for path in _changed(before, after) if path not in refused}
 
 
-def refused_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Iterable[str] = ()) -> list[str]:
+def refused_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Collection[str] = ()) -> list[str]:
     """Return the sorted paths of the changes that a patch may not contain (see `counted_changes`)."""
     packages = {path.rpartition("/")[0] for path in before if path.endswith("/__init__.py")}
     known = {name for path in before for name in _module_names(path)}
     folders = {
         "/".join(parts[:end]) for path in [*before, *tests] for parts in [path.split("/")] for end in range(len(parts))
     }
-    return [path for path in _changed(before, after) if _refused(path, known, folders - packages)]
+    return [
+        path
+        for path in _changed(before, after)
+        if is_test(path, tests, packages) or _refused(path, known, folders - packages)
+    ]
+
+
+def is_test(path: str, tests: Collection[str], packages: Collection[str]) -> bool:
+    """Return whether a file is a test.
+
+    `pkg/testing/a.py` and `pkg/tests.py` are sources of the package `pkg`, unless a test of the task has such a name.
+
+    Args:
+        tests: paths of the task's own tests; none: they are unknown, and all files named as tests are.
+        packages: folders of the base tree that are packages.
+    """
+    name = unicodedata.normalize("NFKC", path)
+    first = re.search(_NAMED, name)
+    if first is None or not tests or re.search(_COLLECTED, name):
+        return TEST_FILE.search(name) is not None
+    kinds = {named for test in tests for named in re.findall(_NAMED, test)}
+    return name[: first.start()].rstrip("/") not in packages or not kinds.isdisjoint(re.findall(_NAMED, name))
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -93,7 +120,7 @@ def _refused(path: str, known: Collection[str], roots: Collection[str]) -> bool:
         roots: folders that modules may be imported from: those of the base tree that are no packages.
     """
     name = unicodedata.normalize("NFKC", path)
-    if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE, INSTALL_FILE)):
+    if any(pattern.search(name) for pattern in (RUNNER_FILE, METADATA_FILE, INSTALL_FILE)):
         return True
     split = [(module, *module.rpartition("/")[::2]) for module in _module_names(name)]
     return any(last.lower() in RESERVED and above in roots and module not in known for module, above, last in split)

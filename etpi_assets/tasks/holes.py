@@ -11,6 +11,7 @@ what was recorded.
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -18,7 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from unittest import TestCase
 
+from etpi_assets.tasks.guessed import DECISIVE, GUESSABLE, called_name, is_strong, needed_parts, says_words
 from etpi_assets.tasks.values import CONSTRUCTORS
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -42,17 +45,7 @@ _OPPOSITES: Mapping[str, str] = {
     **{f"assert{name}": f"assertNot{name}" for name in ("Equal", "In", "IsInstance", "Regex", "AlmostEqual")},
 }  # fmt: skip
 _REVERSED_METHODS = {**_OPPOSITES, **{other: name for name, other in _OPPOSITES.items()}}
-_DECISIVE = frozenset(("==", "in", "is", "sequence", "count", "almost", "startswith", "endswith", "raises"))
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
-_GUESSABLE = frozenset(
-    ("None", "True", "False", "0", "1", "0.0", "1.0", "''", "[]", "{}", "()", "b''", "set()", "Ellipsis", "...")
-)
-_CONVERSIONS = ("approx", "int", "str", "bytes", "bytearray")
-"""Constructors of which only the first argument is a value: others are tolerances, bases and encodings."""
-_VARIABLE = re.compile(r"\\.|\[[^\]]*\]|\([^()]*\)[*?{]|\(\?[^)]|.[*?{]")
-"""Parts of a regular expression that match more than themselves."""
-_LONG_TEXT = 4
-"""Characters of a text that an answer of bounded length contains only if it knows the text."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +57,7 @@ class Assertion:
         kind: value (an expected value was replaced), pair (both sides are computed), bit (a truth or an order), weak
             (a value was replaced, but many others satisfy the assertion), or kept (it still holds its literals).
         strong: an answer satisfies it only if it knows the expected value.
+        strong_cells: places of the cells with whose literal it is strong: those of some rows, perhaps.
         often: it stands in a loop over something that the tested code may give.
     """
 
@@ -71,6 +65,7 @@ class Assertion:
     kind: str
     strong: bool = False
     often: bool = False
+    strong_cells: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -93,10 +88,20 @@ class Holed:
     tests: dict[str, list[Assertion]] = field(default_factory=dict)
     reversible: set[str] = field(default_factory=set)
 
-    def is_blind(self, test: str) -> bool:
-        """Return whether a test has a strong hole and no literal is kept in it."""
-        assertions = self.tests.get(test, [])
-        return any(each.strong for each in assertions) and all(each.kind != "kept" for each in assertions)
+    def is_blind(self, test: str, comparisons: Iterable[str] | None = None) -> bool:
+        """Return whether a test has a strong hole and no literal is kept in it.
+
+        Args:
+            comparisons: the holes that one case of the test compares: places, with those of the cells expected there.
+        """
+        assertions = {each.place: each for each in self.tests.get(test, [])}
+        if any(each.kind == "kept" for each in assertions.values()):
+            return False
+        if comparisons is None:
+            return any(each.strong or each.strong_cells for each in assertions.values())
+        split = [comparison.split(" ") for comparison in comparisons]
+        compared = [(assertions[place], cells) for place, *cells in split if place in assertions]
+        return any(each.strong or not each.strong_cells.isdisjoint(cells) for each, cells in compared)
 
 
 def dig(
@@ -139,11 +144,12 @@ def source_of(text: str, name: str) -> str:
 
 @dataclass
 class _Site:
-    """An assertion in the tree: the expression to replace, its operator, and its one or two sides."""
+    """An assertion in the tree: the expression to replace, its operator, its one or two sides, and their tolerances."""
 
     at: ast.expr
     op: str
     sides: list[ast.expr]
+    options: dict[str, ast.expr] = field(default_factory=dict)
 
 
 @dataclass
@@ -185,7 +191,7 @@ class _Digger:
             self.out.tests[named] = [self._replace(site, cells, self.names[function]) for site in replaced]
         for bound in self.used:
             for literal in self.bindings[bound]:
-                key = self._key(f"c{_place(literal)}")
+                key = self._key(_cell_place(literal))
                 self.out.cells[key] = ast.unparse(literal)
                 self._put(literal, f"__cell__({key!r})")
         self._withhold()
@@ -220,18 +226,28 @@ class _Digger:
                 if node.msg is not None and not isinstance(node.msg, ast.Name):
                     self._put(node.msg, "('m')")
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                call, name = node.value, _last(node.value.func)
-                if any(isinstance(argument, ast.Starred) for argument in call.args):
-                    continue
-                if name in _METHODS and len(call.args) >= 2 and not call.keywords:
-                    yield _Site(call, _METHODS[name], call.args[:2])
-                elif name in _TRUTHS and call.args:
-                    inner = _site(call.args[0]) if name == "assertTrue" else None
-                    yield _Site(call, inner.op if inner else _TRUTHS[name], inner.sides if inner else call.args[:1])
+                yield from self._method_sites(node.value)
             elif isinstance(node, ast.With | ast.AsyncWith):
                 for call in (item.context_expr for item in node.items):
-                    if isinstance(call, ast.Call) and _last(call.func) in _RAISES and call.args:
+                    if isinstance(call, ast.Call) and called_name(call.func) in _RAISES:
                         yield _Site(call, "raises", [])
+
+    def _method_sites(self, call: ast.Call) -> Iterator[_Site]:
+        name, arguments = called_name(call.func), _arguments_of(call)
+        if arguments is None or name not in {**_METHODS, **_TRUTHS}:
+            return
+        message = arguments.pop("msg", None)
+        if message is not None and not isinstance(message, ast.Name):
+            self._put(message, "('m')")
+        if name == "assertTrue":
+            inner = _site(arguments["expr"])
+            yield _Site(call, inner.op, inner.sides)
+        elif name in _TRUTHS:
+            yield _Site(call, _TRUTHS[name], [*arguments.values()])
+        else:
+            sides = [arguments.pop(parameter) for parameter in list(arguments)[:2]]
+            typed = arguments.pop("seq_type", None)
+            yield _Site(call, "==" if typed else _METHODS[name], sides, arguments)
 
     def _sides(self, site: _Site, cells: Collection[str]) -> _Sides:
         if site.op == "raises":
@@ -239,7 +255,7 @@ class _Digger:
         if len(site.sides) == 1:
             return _Sides("bit", got=site.sides[0])
         whole = [self._is_literal(side, cells) for side in site.sides]
-        if all(whole):
+        if all(whole) or not all(self._is_literal(option, ()) for option in site.options.values()):
             return _Sides("kept")
         for expected, got in (site.sides[::-1], site.sides) if not whole[0] else (site.sides, site.sides[::-1]):
             leaves, literals = self._parts(expected)[1:]
@@ -267,18 +283,17 @@ class _Digger:
         bound = [cells[leaf.id] for leaf in sides.leaves if isinstance(leaf, ast.Name) and leaf.id in cells]
         self.used.update(bound)
         hole = {"op": site.op, "expected": expected, "flip": flip}
+        hole["options"] = {name: ast.unparse(option) for name, option in site.options.items()}
         self._hole(site.at, hole, ", ".join(f"({self._source(each)})" for each in (sides.got, *sides.leaves)))
         if sides.kind == "pair":
             shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
             return Assertion(place, "kept" if shown else "pair", often=often)
         tested = {leaf for leaf in sides.leaves if not (isinstance(leaf, ast.Name) and leaf.id in cells)}
-        literals = [
-            literal
-            for node in _needed(sides.expected, tested)
-            for literal in (self.bindings[cells[node.id]] if isinstance(node, ast.Name) else [node])
-        ]
-        strong = _is_strong(site.op, literals, needle=flip)
-        return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often)
+        needed = list(needed_parts(sides.expected, tested))
+        rows = [each for node in needed if isinstance(node, ast.Name) for each in self.bindings[cells[node.id]]]
+        strong = any(is_strong(site.op, node, needle=flip) for node in needed)
+        strong_cells = frozenset(_cell_place(each) for each in rows if is_strong(site.op, each, needle=flip))
+        return Assertion(place, "value" if site.op in DECISIVE else "weak", strong, often, strong_cells)
 
     def _hole(self, at: ast.expr, hole: dict[str, Any], values: str, function: str = "hole") -> None:
         key = self._key(_place(at))
@@ -292,23 +307,21 @@ class _Digger:
         value = self._source(site.at if whole else site.sides[0])
         value = f"({value}) is None" if site.op.endswith("none") else f"not not ({value})"
         expected = str(whole or site.op not in ("false", "not none"))
-        self._hole(site.at, {"op": "is", "expected": expected, "flip": False}, value)
+        self._hole(site.at, {"op": "is", "expected": expected, "flip": False, "options": {}}, value)
         return Assertion(place, "bit", often=often)
 
     def _replace_raises(self, site: _Site, place: str, *, often: bool) -> Assertion:
         call = site.at
         assert isinstance(call, ast.Call)
-        regex = _last(call.func).endswith("Regex")
-        named = [keyword.value for keyword in call.keywords if keyword.arg == "match"]
-        match = named[0] if named else call.args[1] if regex and len(call.args) > 1 else None
-        plain = len(call.args) == (2 if regex else 1) and len(call.keywords) == len(named)
-        if not plain or (match is not None and not self._is_literal(match, ())):
+        arguments = _arguments_of(call) or {}
+        expected, match = arguments.get("expected_exception"), arguments.get("match")
+        if expected is None or (match is not None and not self._is_literal(match, ())):
             return Assertion(place, "kept")
-        classes = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else [call.args[0]]
-        expected = ast.unparse(match) if match else "None"
-        hole = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
-        self._hole(call, hole, "None" if _last(call.func) == "raises" else "self.assertRaises", "raises")
-        strong = isinstance(match, ast.Constant) and _says_words(str(match.value))
+        classes = expected.elts if isinstance(expected, ast.Tuple) else [expected]
+        names = [called_name(each) for each in classes]
+        hole = {"op": "raises", "expected": ast.unparse(match) if match else "None", "classes": names}
+        self._hole(call, hole, "None" if called_name(call.func) == "raises" else "self.assertRaises", "raises")
+        strong = isinstance(match, ast.Constant) and says_words(str(match.value))
         return Assertion(place, "value", strong, often)
 
     # --- reversal ---
@@ -335,14 +348,14 @@ class _Digger:
             start, end = self._span(at)
             if isinstance(at, ast.Call) and (other := _method(at)):
                 name_end = self._span(at.func)[1]
-                self.edits.append((name_end - len(_last(at.func)), name_end, other))
+                self.edits.append((name_end - len(called_name(at.func)), name_end, other))
             else:
                 self.edits += [(start, start, "not ("), (end, end, ")")]
             return at
         return None
 
     def _is_guessable(self, sides: _Sides) -> bool:
-        return sides.expected is not None and not sides.leaves and ast.unparse(sides.expected) in _GUESSABLE
+        return sides.expected is not None and not sides.leaves and ast.unparse(sides.expected) in GUESSABLE
 
     # --- names that are expected values ---
 
@@ -364,7 +377,11 @@ class _Digger:
         arguments = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
         local: dict[str, list[ast.expr]] = {}
         for decorator in function.decorator_list:
-            if isinstance(decorator, ast.Call) and _last(decorator.func) == "parametrize" and len(decorator.args) > 1:
+            if (
+                isinstance(decorator, ast.Call)
+                and called_name(decorator.func) == "parametrize"
+                and len(decorator.args) > 1
+            ):
                 direct = all(keyword.arg != "indirect" for keyword in decorator.keywords)
                 columns = _columns(_parameters(decorator.args[0]), decorator.args[1]) if direct else ()
                 local.update((n, c) for n, c in columns if not self._named(function, n, loads=False))
@@ -422,7 +439,7 @@ class _Digger:
         """Return whether `values` can evaluate an expression from its leaves."""
         if isinstance(node, ast.Call):
             named = all(keyword.arg for keyword in node.keywords)
-            return _last(node.func) in CONSTRUCTORS and bool(node.args or node.keywords) and named
+            return called_name(node.func) in CONSTRUCTORS and bool(node.args or node.keywords) and named
         shapes = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.JoinedStr, ast.FormattedValue)
         return isinstance(node, (*shapes, ast.Constant, ast.Starred))
 
@@ -454,7 +471,7 @@ class _Digger:
                 literals.append(e)
             kind: Any = type(e)
             fields = {name: part(value) for name, value in ast.iter_fields(e) if name != "func"}
-            return kind(**fields, **({"func": ast.Name(_last(e.func))} if isinstance(e, ast.Call) else {}))
+            return kind(**fields, **({"func": ast.Name(called_name(e.func))} if isinstance(e, ast.Call) else {}))
 
         return part(node), leaves, literals
 
@@ -472,7 +489,7 @@ class _Digger:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False):
                 self._put(node.body[0], "('d')")
-            elif isinstance(node, ast.Call) and _last(node.func) in ("parametrize", "param"):
+            elif isinstance(node, ast.Call) and called_name(node.func) in ("parametrize", "param"):
                 for keyword in node.keywords:
                     if keyword.arg in ("id", "ids") and self._is_literal(keyword.value, ()):
                         self._put(keyword.value, "(None)")
@@ -494,6 +511,10 @@ def _place(node: ast.expr) -> str:
     return f"{node.lineno}_{node.col_offset}"
 
 
+def _cell_place(literal: ast.expr) -> str:
+    return f"c{_place(literal)}"
+
+
 def _conjuncts(test: ast.expr) -> list[ast.expr]:
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
@@ -512,60 +533,28 @@ def _site(test: ast.expr) -> _Site:
 
 def _method(node: ast.expr) -> str:
     """Return the opposite of a unittest method that a statement calls; "" for others."""
-    return _REVERSED_METHODS.get(_last(node.func), "") if isinstance(node, ast.Call) else ""
+    return _REVERSED_METHODS.get(called_name(node.func), "") if isinstance(node, ast.Call) else ""
 
 
-def _is_strong(op: str, literals: list[ast.expr], *, needle: bool = False) -> bool:
-    if op in ("startswith", "endswith"):
-        return any(_is_long(literal) for literal in literals)
-    if op == "in":
-        return needle and any(_is_long(literal) for literal in literals)
-    constants = [node for each in literals for node in _needed(each) if isinstance(node, ast.Constant)]
-    return op in _DECISIVE and any(repr(constant.value) not in _GUESSABLE for constant in constants)
+def _arguments_of(call: ast.Call) -> dict[str, ast.expr] | None:
+    """Return the arguments of a unittest method, or of `raises`, by parameter; None if they do not fit it."""
+    name = called_name(call.func)
+    method = _raises if name in _RAISES else getattr(TestCase, name.replace("Equals", "Equal"), None)
+    starred = any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords)
+    if method is None or starred:
+        return None
+    named: dict[str, Any] = {
+        str(keyword.arg).replace("expected_regex", "match"): keyword.value for keyword in call.keywords
+    }
+    try:
+        bound = inspect.signature(method).bind(call, *call.args, **named).arguments
+    except TypeError:
+        return None
+    return {parameter: value for parameter, value in bound.items() if parameter != "self"}
 
 
-def _needed(
-    node: ast.AST, tested: Collection[ast.AST] = (), *, joined: bool = False
-) -> Iterator[ast.Constant | ast.Name]:
-    """Yield the literals and cells of an expected value that an answer has to know.
-
-    A number that is added to a part that the tested code gives is none: `inf + 79` is inf, and `0 * 79` is 0.
-
-    Args:
-        tested: the parts that the tested code gives.
-        joined: whether such a part is joined with the node.
-    """
-    if node in tested or isinstance(node, ast.FormattedValue):
-        return
-    if isinstance(node, ast.Constant | ast.Name):
-        if not joined or ((text := _text(node)) and re.search(r"\w", str(text))):
-            yield node
-        return
-    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.BinOp):
-        mixed = any(part in tested for part in ast.walk(node))
-        parts, joined = [node.left, node.right] if isinstance(node.op, ast.Add) or not mixed else [], joined or mixed
-    elif isinstance(node, ast.Call):
-        parts, joined = node.args[:1] if _last(node.func) in _CONVERSIONS else [*node.args, *node.keywords], False
-    elif not isinstance(node, ast.UnaryOp):
-        joined = isinstance(node, ast.JoinedStr)
-    for part in parts:
-        yield from _needed(part, tested, joined=joined)
-
-
-def _says_words(expression: str) -> bool:
-    """Return whether each alternative of a regular expression has a text of its own."""
-    fixed = _VARIABLE.sub("*", expression).split("|")
-    return all(re.search(rf"[\w ]{{{_LONG_TEXT},}}", alternative) for alternative in fixed)
-
-
-def _text(literal: ast.expr) -> str | bytes:
-    """Return the text of a literal; an empty one if it is none."""
-    return literal.value if isinstance(literal, ast.Constant) and isinstance(literal.value, str | bytes) else ""
-
-
-def _is_long(literal: ast.expr) -> bool:
-    return len(_text(literal)) >= _LONG_TEXT
+def _raises(self: object, expected_exception: object, match: object = None, msg: object = None) -> None:
+    """Have the parameters of `raises`, `assertRaises` and `assertRaisesRegex`, used as a context."""
 
 
 def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -578,12 +567,8 @@ def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
             calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
-            if not any(_last(call.func) in (*_RAISES, "suppress") for call in calls):
+            if not any(called_name(call.func) in (*_RAISES, "suppress") for call in calls):
                 yield from _reached(statement.body)
-
-
-def _last(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _arguments(function: Function) -> set[str]:
@@ -615,7 +600,7 @@ def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.e
 
 
 def _cell(row: ast.expr, at: int, width: int) -> ast.expr | None:
-    if isinstance(row, ast.Call) and _last(row.func) == "param":
+    if isinstance(row, ast.Call) and called_name(row.func) == "param":
         return row.args[at] if at < len(row.args) else None
     if width == 1:
         return row

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -102,10 +102,10 @@ class PatchTrial(Trial):
         return Tests(files, before, paths, rest, plugins)
 
     def reference(self, sandboxes: SandboxFactory) -> Changes:
+        tests = read_tests(self, sandboxes)
         with self.tree(sandboxes) as sandbox:
-            before = sandbox.read_files()
             self.solve(sandbox)
-            changes = counted_changes(before, sandbox.read_files())
+            changes = counted_changes(tests.visible, sandbox.read_files(), tests.paths)
         if not changes:
             raise Rejected("no_reference", "the reference solution changes no file that counts")
         return changes
@@ -145,7 +145,7 @@ class PatchFamily(TestedFamily):
             return Verdict(0.0, "no_patch", details)
         for trial in trials:
             trial.record(sandboxes)
-        kind, merged = ("alone", first) if alone else _merged(trials[0], list(work.values()), before, sandboxes)
+        kind, merged = ("alone", first) if alone else _merged(trials[0], list(work.values()), before, hidden, sandboxes)
         conflict = kind == "conflicts"
         if not alone:
             details |= {"merge": kind, "strategy": "naive" if kind == "clean" else kind}
@@ -168,7 +168,11 @@ class PatchFamily(TestedFamily):
 
 
 def _merged(
-    trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
+    trial: PatchTrial,
+    work: Sequence[Changes],
+    before: Mapping[str, str],
+    hidden: Collection[str],
+    sandboxes: SandboxFactory,
 ) -> tuple[str, Changes]:
     """Return (clean, identical or conflicts; the changes to test, if there are any) of two agents' changes."""
     if work[0] == work[-1]:
@@ -176,7 +180,7 @@ def _merged(
     with trial.tree(sandboxes) as sandbox:
         if merge(sandbox, [partial(stage_changes, changes=changes) for changes in work]):
             return "conflicts", work[0]
-        return "clean", counted_changes(before, sandbox.read_files())
+        return "clean", counted_changes(before, sandbox.read_files(), hidden)
 
 
 def merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str | None:

@@ -37,6 +37,8 @@ verdict, for metrics that need none; else they are quarantined.
 """
 
 FORGET_HISTORY = (
+    "{ find . -name .venv -prune -o \\( -name __pycache__ -o -name .pytest_cache \\) -prune -exec rm -rf {} +; "
+    "true; } && "
     "ignored=$(git ls-files -ci --exclude-standard -z | base64) && "
     "tag=$(git describe --tags --abbrev=0 2>/dev/null || true) && "
     "rm -rf .git && git init -q && mkdir -p .git/info && echo .venv >> .git/info/exclude && git add -A && "
@@ -44,7 +46,8 @@ FORGET_HISTORY = (
     "git -c user.name=etpi -c user.email=etpi@localhost commit -q --no-verify -m base && "
     '{ [ -z "$tag" ] || git tag "$tag"; }'
 )
-"""Replaces the repository's history by one commit: later commits would contain the solution, and the hidden tests.
+"""Replaces the repository's history by one commit: later commits would contain the solution, and the hidden tests. So
+would caches of earlier runs.
 
 Tracked files that .gitignore excludes stay tracked, and the last tag before the commit names the new one: builds
 compute their version from it.

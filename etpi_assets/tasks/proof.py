@@ -28,7 +28,6 @@ from etpi_assets.tasks.calibration import (
     compared,
     dig_files,
     fitted,
-    note_trust,
     rate,
     reversals,
     unlike_reference,
@@ -244,7 +243,7 @@ def _result(trial: Trial, test: TestRun) -> tuple[float, dict[str, Any]]:
             reward, details["not_believed"] = 0.0, problem
         if test.failed:
             details["compared"] = dict(sorted(test.failed.items())[:20])
-    failed = {} if reward == 1 else {"exit_code": test.run.exit_code, "output": test.output[-2000:]}
+    failed = {} if reward == 1 else {"exit_code": test.run.exit_code, "output": test.run.output[-2000:]}
     return reward, {**details, **failed}
 
 
@@ -287,38 +286,39 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     """
     if trial.fixed not in _FITTED or not trial.fixed:
         _FITTED[trial.fixed] = _fitted(trial, reference, sandboxes)
-    calibration, good = _FITTED[trial.fixed]
+    calibration, good, run = _FITTED[trial.fixed]
     calibration = calibration.model_copy(deep=True)
     null = _run(trial, calibration, trial.nothing, sandboxes)
     if _result(trial, null)[0] == 1:
         raise Rejected("null_passes", "the tests pass without any change")
     if calibration.records:
         tests = read_tests(trial, sandboxes)
-        rate(calibration, good, null)
-        reversible = note_trust(calibration, null, tests.files, tests.visible)
+        seen = "\n".join(text for path, text in tests.visible.items() if path.endswith(".py"))
+        reversible = rate(calibration, good, run, null, tests.files, seen)
         if trial.reversible and reversible:
             done = reversals(_run(trial, calibration, reference, sandboxes, reversible))
             calibration.trust |= {f: REVERSED for f in reversible if done[f] >= calibration.turned[f]}
     return calibration
 
 
-_FITTED: dict[str, tuple[Calibration, set[str]]] = {}
+_FITTED: dict[str, tuple[Calibration, set[str], TestRun]] = {}
 
 
-def _fitted(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> tuple[Calibration, set[str]]:
-    """Return (a calibration with which the reference passes every comparison, the nodes that pass without holes)."""
+def _fitted(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> tuple[Calibration, set[str], TestRun]:
+    """Return (a calibration with which the reference passes every comparison, the nodes that pass without holes, its
+    last run)."""
     plain = None if trial.pytest is False else _run(trial, Calibration(), reference, sandboxes, holes=False)
     if plain is None or (trial.pytest is None and plain.run.problem):
         runs = [_run(trial, PLAIN, reference, sandboxes) for _ in range(REFERENCE_RUNS)]
         rewards = [_require(trial, run, number) for number, run in enumerate(runs, 1)]
-        return PLAIN.model_copy(update={"reward": rewards[0]}), set()
+        return PLAIN.model_copy(update={"reward": rewards[0]}), set(), runs[-1]
     plain.calibration = Calibration(other={n: k for n, k in plain.run.outcomes.items() if k != "passed"})
     reward = _require(trial, plain, 1)
     calibration, runs = fitted(plain.run, lambda each: _run(trial, each, reference, sandboxes))
     calibration.reward = reward
     for number, run in enumerate(runs, REFERENCE_RUNS - len(runs) + 1):
         _require(trial, run, number)
-    return calibration, plain.run.of_kind("passed")
+    return calibration, plain.run.of_kind("passed"), runs[-1]
 
 
 def _require(trial: Trial, test: TestRun, number: int) -> str:

@@ -5,6 +5,7 @@ Subclasses define a data set's fields, its tests and which of their outcomes pas
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,10 @@ PARAMS: Mapping[str, Any] = {
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
 exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
 heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
+
+
+NAMED = re.compile(r"`([^`\n]{3,80})`")
+"""A name that an issue quotes."""
 
 
 class RepositoryFamily(PatchFamily):

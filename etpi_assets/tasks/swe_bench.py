@@ -19,7 +19,7 @@ from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.patches import PatchTrial, apply_command
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
-from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
+from etpi_assets.tasks.repository import NAMED, PARAMS, RepositoryFamily, make_task
 from etpi_resources.outside import loads
 
 WORKDIR = "/testbed"
@@ -33,14 +33,13 @@ _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activa
 _PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
 _CHANGED = re.compile(r'^diff --git (?:a/(.+) b/\1|"a/(.+)" "b/\2")$(\ndeleted file mode)?', re.MULTILINE)
 _MOVED = re.compile(r"^(rename|copy) from (.+)\n\1 to (.+)$", re.MULTILINE)
-_NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
 class SWETrial(PatchTrial):
     """The run of a fix's tests."""
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
-        outcomes = _with_cut_names(test.outcomes() if self.pytest else unittest_outcomes(test.output))
+        outcomes = _with_cut_names(test.outcomes() if self.pytest else unittest_outcomes(test.run.output))
         wanted = self.task.payload["wanted"]
         missed = {key: [n for n in names if outcomes.get(n) != "PASSED"][:20] for key, names in wanted.items()}
         missed = {key: names for key, names in missed.items() if names}
@@ -70,7 +69,7 @@ class SWEBench(RepositoryFamily):
             "test_patch": row["test_patch"],
             "test_files": files,
             "wanted": wanted,
-            "entities": sorted({*_changed(row["patch"]), *_NAMED.findall(row["problem_statement"])}),
+            "entities": sorted({*_changed(row["patch"]), *NAMED.findall(row["problem_statement"])}),
             **({"roots": _names(row, "roots")} if row.get("roots") else {}),
             # A repository may be split by time; otherwise the time has no effect on the task.
             **({"created_at": _moment(row)} if chosen["heldout_tasks"] else {}),

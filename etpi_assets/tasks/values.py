@@ -33,12 +33,13 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.inv, ast.Not: operator.not_
 }  # fmt: skip
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+_COMPARED: Mapping[str, Callable[..., bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "in": lambda a, b: a in b, "not in": lambda a, b: a not in b, "sequence": lambda a, b: list(a) == list(b),
     "is": lambda a, b: type(a) is type(b) and a == b, "is not": lambda a, b: not (type(a) is type(b) and a == b),
-    "almost": lambda a, b: a == b or round(abs(a - b), 7) == 0, "startswith": lambda a, b: a.startswith(b),
-    "endswith": lambda a, b: a.endswith(b), "count": lambda a, b: _same_items(list(a), list(b)),
+    "almost": lambda a, b, **within: a == b or _is_near(abs(a - b), **within),
+    "startswith": lambda a, b: a.startswith(b), "endswith": lambda a, b: a.endswith(b),
+    "count": lambda a, b: _same_items(list(a), list(b)),
 }  # fmt: skip
 
 
@@ -164,7 +165,8 @@ def compare(hole: Mapping[str, Any], values: list[str], cells: Mapping[str, str]
                 return "another exception", size
             agrees = expected is None or re.search(expected, leaves[0])
         else:
-            agrees = _COMPARED[operation](expected, got) if hole["flip"] else _COMPARED[operation](got, expected)
+            sides = (expected, got) if hole["flip"] else (got, expected)
+            agrees = _COMPARED[operation](*sides, **{k: evaluate(each, []) for k, each in hole["options"].items()})
         return None if agrees else "differs", size
     except Opaque as error:
         return f"opaque {error}", size
@@ -177,6 +179,11 @@ def _size(searched: Any) -> int:
     if isinstance(searched, list | tuple | dict | set | frozenset):
         return len(repr(list(searched)))
     return len(searched) if isinstance(searched, str | bytes) else 0
+
+
+def _is_near(difference: Any, places: int | None = None, delta: Any = None) -> bool:
+    """Return whether `assertAlmostEqual` takes a difference."""
+    return round(difference, 7 if places is None else places) == 0 if delta is None else difference <= delta
 
 
 def _same_items(first: list[Any], second: list[Any]) -> bool:

@@ -77,6 +77,8 @@ def verdict_on(wanted: str, answer: str, grader: maths.Grader = "hardened") -> s
         ("25", "25\\mbox{ m}^3"), ("1500", "1.5 \\times 10^{3}"),
         ("\\left(3,\\frac{\\pi}{2}\\right)", "(3, \\pi/2)"), ("x=5", "5"), ("5", "x = 5"), ("2^{10}", "1024"),
         ("\\binom{5}{2}", "10"), ("-3", "$-3$"), ("x \\in [1,2]", "[1,2]"),
+        ("(-\\infty, 3]", "x \\le 3"), ("[1, 4)", "1 \\le y < 4"), ("x > 2", "(2, \\infty)"),
+        ("7", "7."), ("\\frac12", "0.5."), ("(1, 2)", "(1,2)."),
     ],
 )  # fmt: skip
 def test_equal_mathematics_is_equal_whatever_its_form(wanted, answer):
@@ -89,6 +91,7 @@ def test_equal_mathematics_is_equal_whatever_its_form(wanted, answer):
         ("5", "1, 5"), ("5", "1 \\text{ or } 5"), ("5", "\\infty"), ("5", "\\frac{0}{0}"), ("5", "x"),
         ("5", "5 + 10^{-9}"),
         ("(1,2)", "[1,2]"), ("2", "1 < 2"), ("5", "$4$ $5$ $6$"), ("5", "__import__('os').getpid()"), ("5", "\\frac{"),
+        ("(-\\infty, 3]", "x < 3"), ("7", "7.."), ("[1, 4)", "1"),
         ("5", "5 \\ne 6"), ("3.14159", "\\pi"), ("x", "5"), ("\\text{east}", "\\text{west}"),
     ],
 )  # fmt: skip
@@ -131,6 +134,7 @@ def test_question_put_into_the_box_earns_nothing_but_from_the_published_grader(w
         ("Compute 1/2+1/3.", "\\frac{5}{6}", "\\frac13+\\frac12", "\\frac{10}{12}"),
         ("Compute 1/2+1/3.", "\\frac{5}{6}", "0.8333333", "5/6"),
         ("Simplify $\\sqrt{ 8 }$.", "2\\sqrt{2}", "2.8284271247", "2\\sqrt2"),
+        ("Simplify $\\sqrt{ 8 }$.", "2\\sqrt{2}", "2.8284271247.", "2\\sqrt2."),
         ("Where is $x^2-12$ zero? Factor $x^2-1$ first.", "(x-1)(x+1)", "x^2-1", "(x-1) (x+1)"),
     ],
 )

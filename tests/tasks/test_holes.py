@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks import pytest_recorder, values
-from etpi_assets.tasks.calibration import Calibration, compared, note_trust, unlike_reference
+from etpi_assets.tasks.calibration import Calibration, compared, rate, unlike_reference
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.holes import Holed, dig
@@ -59,6 +59,17 @@ def dug(body: str, **more: Any) -> Holed:
         "    assert rope(n) == w",
         "def test_a():\n    assert rope(4) == knot(4) + [918273645]",
         "async def test_a():\n    assert (await rope(4)) == 918273645",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertEqual(rope(4), 918273645, msg='918273645')",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertEqual(first=rope(4), second=918273645)",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertAlmostEqual(rope(4), 918273645, places=1)",
+        "class TestA(TestCase):\n    def test_a(self):\n"
+        "        self.assertSequenceEqual(rope(), [918273645], seq_type=list)",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertIn('918273645', container=rope(4), msg='x')",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertTrue(expr=rope(4) == 918273645)",
+        "class TestA(TestCase):\n    def test_a(self):\n"
+        "        with self.assertRaisesRegex(KeyError, expected_regex='918273645', msg='918273645'):\n"
+        "            rope(4)",
+        "def test_a():\n    with pytest.raises(expected_exception=KeyError, match='918273645'):\n        rope(4)",
     ],
 )
 def test_expected_value_leaves_the_test_which_is_blind(body: str) -> None:
@@ -88,6 +99,12 @@ def test_expected_value_leaves_the_test_which_is_blind(body: str) -> None:
         ("assert rope(4) == f'{knot(4)}, {n}'", ["value"]),
         ("assert rope(4) in (8, 9)", ["value"]),
         ("assert 'ab' in rope(4)", ["value"]),
+        ("assert 'warning' in rope(4)", ["value"]),
+        ("assert b'(done)' in rope(4)", ["value"]),
+        ("assert '12345' in rope(4)", ["value"]),
+        ("with pytest.raises(ValueError, match='negative'):\n        rope(4)", ["value"]),
+        ("self.assertAlmostEqual(rope(4), 8.5, delta=n)", ["kept"]),
+        ("self.assertEqual(*rope(4))", []),
         ("with pytest.raises(ValueError):\n        rope(4)", ["value"]),
         ("with pytest.raises(ValueError, match='.+ [a-z ]+'):\n        rope(4)", ["value"]),
         ("with pytest.raises(ValueError, match='no knot|.*'):\n        rope(4)", ["value"]),
@@ -140,8 +157,8 @@ def test_assertion_that_no_hole_fits_keeps_its_literal() -> None:
     assert SECRET in kept.files[PATH] and [each.kind for each in kept.tests[TEST_A]] == ["kept"]
 
 
-def hole(op: str, expected: str, *, flip: bool = False) -> dict[str, Any]:
-    return {"op": op, "expected": expected, "flip": flip, "longest": 20}
+def hole(op: str, expected: str, *, flip: bool = False, **options: str) -> dict[str, Any]:
+    return {"op": op, "expected": expected, "flip": flip, "longest": 20, "options": options}
 
 
 RAISES = {"op": "raises", "expected": "'no .*'", "classes": ["KeyError"]}
@@ -171,6 +188,11 @@ RAISES = {"op": "raises", "expected": "'no .*'", "classes": ["KeyError"]}
         (hole("==", "approx(float('nan'), nan_ok=True)"), ["float('nan')"], True),
         (hole("==", "approx(float('nan'))"), ["float('nan')"], False),
         (hole("count", "[1, 2]"), ["list([0x2, 0x1])"], True),
+        (hole("almost", "1.0"), ["float('1.00000001')"], True),
+        (hole("almost", "1.0"), ["float('1.001')"], False),
+        (hole("almost", "1.0", places="2"), ["float('1.001')"], True),
+        (hole("almost", "5", delta="2"), ["0x7"], True),
+        (hole("almost", "5", delta="2"), ["0x8"], False),
         (RAISES, ["list(['KeyError'])", "'no x'"], True),
         (RAISES, ["list(['Boom'])", "'no x'"], False),
         (hole("is", "True"), ["True"], True),
@@ -272,22 +294,51 @@ def test_report_without_a_test_that_passed_before_is_no_pass() -> None:
     assert not compared(run, holed, Calibration(counts=counts, turned={NODES[0]: 1})).agrees
 
 
+def trust_of(text: str, good: list[tuple[str, str, int]], null: list[tuple[str, str, int]], visible: str = "") -> str:
+    """The trust of TEST_A, whose nodes in `good` had to turn. Comparisons: (node, value, hole or cell)."""
+    holed = dig({PATH: text}, "k_")
+    keys, cells = list(holed.holes), list(holed.cells)
+
+    def run(comparisons: list[tuple[str, str, int]], kind: str) -> GradedRun:
+        records = [(n, keys[0], [v, f"Cell({cells[at]!r})"] if cells else [v], 1) for n, v, at in comparisons]
+        return GradedRun("", 0, records=records, outcomes={node: kind for node, *_ in comparisons})
+
+    plain = compared(run(good, "passed"), holed, Calibration())
+    nodes = {node for node, *_ in good}
+    calibration = Calibration(counts={TEST_A: dict(plain.counts()[TEST_A])})
+    untouched = compared(run(null, "failed"), holed, calibration)
+    rate(calibration, nodes, plain, untouched, {PATH: text}, visible)
+    return calibration.trust[TEST_A]
+
+
 def test_value_that_the_untouched_tree_gives_and_rows_that_agents_saw_prove_nothing() -> None:
     rows = "import pytest\n@pytest.mark.parametrize('n', [4, 5])\n"
     text = f"{rows}def test_a(n):\n    assert rope(n) == 80\n    assert knot(n)\n"
-    holed = dig({PATH: text}, "k_")
-    value, bit = holed.holes
-    places = {holed.places[key][1]: 1 for key in (value, bit)}
+    good = [(TEST_A, "0x50", 0)]
+    assert trust_of(text, good, [(TEST_A, "0x0", 0)]) == "blind"
+    assert trust_of(text, good, good) == "unchallenged"
+    assert trust_of(text, good, [], text) == "unchallenged"
+    assert trust_of(text, good, [], text.replace("4, 5", "4")) == "blind"
 
-    def trust(got: int, visible: str) -> str:
-        calibration = Calibration(counts={TEST_A: places}, turned={TEST_A: 1})
-        records = [(TEST_A, value, [hex(got)], 1), (TEST_A, bit, ["False"], 1)]
-        null = compared(GradedRun("", 1, records=records), holed, calibration)
-        note_trust(calibration, null, {PATH: text}, {PATH: visible})
-        return calibration.trust[TEST_A]
 
-    assert trust(0, "") == "blind" and trust(80, "") == "unchallenged"
-    assert trust(0, text) == "unchallenged" and trust(0, text.replace("4, 5", "4")) == "blind"
+@pytest.mark.parametrize(
+    ("values_", "turned", "trust"),
+    [
+        ("80, 90", [0, 1], "blind"),
+        ("80, None", [0, 1], "unchallenged"),
+        ("80, None", [0], "blind"),
+        ("80, 0", [1], "unchallenged"),
+        ("80, True", [0, 1], "unchallenged"),
+    ],
+)
+def test_each_row_of_parameters_that_had_to_turn_needs_a_value_that_is_not_guessed(
+    values_: str, turned: list[int], trust: str
+) -> None:
+    values_of = values_.split(", ")
+    rows = ", ".join(f"({n}, {value})" for n, value in enumerate(values_of))
+    text = f"import pytest\n@pytest.mark.parametrize('n, w', [{rows}])\ndef test_a(n, w):\n    assert rope(n) == w\n"
+    good = [(f"{TEST_A}[{at}-w{at}]", values_of[at], at) for at in turned]
+    assert trust_of(text, good, []) == trust
 
 
 def test_trust_is_ordered_and_unknown_words_are_weakest() -> None:

@@ -509,3 +509,49 @@ def test_modules_named_as_the_standard_librarys_count_where_nothing_imports_them
     changes = counted_changes(before, after, ["checks/test_x.py"])
     assert (path in changes) == counts
     assert (path in refused_changes(before, after, ["checks/test_x.py"])) != counts
+
+
+@pytest.mark.parametrize(
+    ("own", "counted"),
+    [
+        (["tests/test_knot.py"], ["pkg/testing/a.py", "pkg/tests.py", "src/pkg/test/client.py", "pkg/testdata/x.json"]),
+        (
+            ["pkg/knots/tests/test_knot.py"],
+            ["pkg/testing/a.py", "pkg/tests.py", "src/pkg/test/client.py", "pkg/testdata/x.json"],
+        ),
+        (["tests/knots/tests.py", "testdata/x"], ["pkg/testing/a.py", "src/pkg/test/client.py"]),
+        (["testing/test_knot.py", "test/data.json"], ["pkg/tests.py", "pkg/testdata/x.json", "pkg/tests/a.py"]),
+        ([], []),
+    ],
+)
+def test_sources_of_a_package_count_whatever_their_names_unless_the_tasks_own_tests_have_those(own, counted):
+    always = ["tests/a.py", "testing/a.py", "tests.py", "pkg/test_a.py", "pkg/testing/test_a.py"]
+    named = ["pkg/testing/a.py", "pkg/tests.py", "pkg/tests/a.py", "src/pkg/test/client.py", "pkg/testdata/x.json"]
+    before = {"pkg/__init__.py": "", "src/pkg/__init__.py": "", "src/pkg/test/client.py": "1", "tests/__init__.py": ""}
+    after = {**before, **dict.fromkeys([*always, *named, "plain/testing/a.py"], "2")}
+    assert sorted(counted_changes(before, after, own)) == sorted(counted)
+
+
+@pytest.mark.parametrize("path", ["pkg/testing/knot.py", "pkg/tests.py"])
+def test_honest_work_on_a_shipped_module_named_as_tests_is_rewarded(path: str) -> None:
+    module = path.removesuffix(".py").replace("/", ".")
+    with tempfile.TemporaryDirectory() as folder:
+        shipped = {"pkg/__init__.py": "", "pkg/testing/__init__.py": "", path: "def knot(n):\n    return n\n"}
+        repository = Repository(Path(folder), shipped)
+        hidden = f"from {module} import knot\n\n\ndef test_knot():\n    assert knot(4) == 47\n"
+        start = {**FILES, **shipped}
+        solution = {**start, path: "def knot(n):\n    return n + 43\n"}
+        row = repository.swe_row(
+            patch=repository.patch(start, solution),
+            test_patch=repository.patch(start, {**start, "tests/test_shipped.py": hidden}),
+            FAIL_TO_PASS=["tests/test_shipped.py::test_knot"],
+            PASS_TO_PASS=[],
+        )
+        checkouts = repository.checkouts("moor__moor-7")
+        params = {"sandbox": "bubblewrap", "path": str(write_rows(Path(folder), row)), "checkouts": str(checkouts)}
+        (loaded,) = swe_bench.FAMILY.load("s", 0, {**SMALL, **params})
+        assert isinstance(loaded, Task)
+        (task,) = swe_bench.FAMILY.validate([loaded], BubblewrapFactory())
+        assert isinstance(task, Task), task
+        verdict = swe_bench.FAMILY.judge(task, {"agent1": solution}, BubblewrapFactory())
+        assert (verdict.reward, verdict.details["refused"], verdict.details["verdict_trust"]) == (1.0, [], "blind")

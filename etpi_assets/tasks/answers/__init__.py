@@ -109,7 +109,7 @@ def _check_of(task: Task) -> programs.CheckTrial | None:
     """Return the trial of a program's `check`; None for other tasks."""
     if task.payload["kind"] != "program" or "test" not in task.payload["tests"]:
         return None
-    return programs.check_of(task.payload["tests"], task.payload, limits_of(task))
+    return programs.CheckTrial(task.payload["tests"], task.payload["reference"], limits_of(task))
 
 
 def limits_of(task: Task) -> Limits:

@@ -138,7 +138,8 @@ def serve(seconds: int) -> None:
         one, two = parsed(wanted), parsed(answer)
         if any(getattr(value, "is_finite", True) is False and not value.is_extended_real for value in one[:1]):
             return False  # a division by zero: 6:00
-        return bool(verify(one, two, float_rounding=digits, strict=True, timeout_seconds=0))
+        compared = {"strict": True, "allow_set_relation_comp": True, "timeout_seconds": 0}
+        return bool(verify(one, two, float_rounding=digits, **compared))
 
     def leaves(wanted: str, answer: str) -> bool:
         return leaves_work(parsed(wanted)[0], parsed(answer)[0])

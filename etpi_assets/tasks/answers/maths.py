@@ -31,6 +31,7 @@ _BESIDE = re.compile(r"\d\s+\d")
 """Numbers without an operator between them, which math-verify adds."""
 _BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)|\$")
 _TYPOGRAPHY = re.compile(r"\\left|\\right|\\[,;:! ]|\s")
+_FULL_STOP = re.compile(r"(?<=[\w)}\]])\.$")
 _NUMBER = re.compile(r"-?\d{1,50}(?:\.\d{1,50})?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z ]+")
 _STYLED = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -89,7 +90,7 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
     inner = boxed(wanted)
-    expected = wanted if inner is None else inner
+    answer, expected = (_FULL_STOP.sub("", text) for text in (answer, wanted if inner is None else inner))
     try:
         why = None
         right = len(answer) <= _LONGEST and equal(answer, expected)

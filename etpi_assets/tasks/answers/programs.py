@@ -98,16 +98,13 @@ def judge(
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
     if "test" in tests:
-        passed, details = judge_trial(check_of(tests, proved, limits), proved, program, sandboxes)
+        trial = CheckTrial(tests, proved.get("reference"), limits)
+        passed, details = judge_trial(trial, proved, program, sandboxes)
     else:
         with sandboxes.create({"solution.py": program + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
             problem = _compared(tests, sandbox)
         passed, details = problem is None, {**(problem or {}), "verdict_trust": BLIND}
     return Verdict(float(passed), "passed" if passed else "failed_tests", details)
-
-
-def check_of(tests: Mapping[str, Any], proved: Mapping[str, Any], limits: Limits) -> CheckTrial:
-    return CheckTrial(tests, proved.get("reference"), limits)
 
 
 @dataclass(frozen=True)
@@ -172,18 +169,14 @@ def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | No
         sandbox.write_files(files)
         done = sandbox.run(f"python3 -B {'-I call.py' if name else 'solution.py'} < input 2>/dev/null")
         if name:
+            value, wrapped = _value(done.output, mark), isinstance(wanted, list) and len(wanted) == 1
             # Some data sets wrap the expected value in a list.
-            value = _value(done.output, mark)
-            right = value is not None and value[0] in (wanted, *(wanted if _alone(wanted) else ()))
+            right = value is not None and value[0] in (wanted, *(wanted if wrapped else ()))
         else:
             right = done.exit_code == 0 and _lines(done.output) == _lines(wanted)
         if not right:
             return {"test": number, "exit_code": done.exit_code, "output": done.output[-500:]}
     return None
-
-
-def _alone(wanted: Any) -> bool:
-    return isinstance(wanted, list) and len(wanted) == 1
 
 
 def _value(output: str, mark: str) -> tuple[Any] | None:

@@ -34,6 +34,7 @@ _SHOWN = 2000
 """Characters of the tests' output in a verdict that is not a pass."""
 
 _TEST = re.compile(r"(^|/)(test_[^/]*|[^/]*_test)\.py$")
+"""A file that pytest may collect."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 _SHELL = re.compile(rb"#!\s*/(usr/)?bin/(env\s+)?(ba)?sh\b")
 _READS = re.compile(r"""(?:(?:pathlib\.)?Path\(\s*(?P<q>["'])/tests/(?P<path>[\w./-]+)(?P=q)\s*\)\.read_text\(\))""")
@@ -62,7 +63,8 @@ class MachineTrial(Trial):
         return self.task.content_hash if solution_commands(self.task) else None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
-        return Tests(python_tests(self.task), {})
+        texts = _texts(self.task.payload["tests"])
+        return Tests({path: _inlined(text, texts) for path, text in texts.items() if _TEST.search(path)}, {})
 
     def reference(self, sandboxes: SandboxFactory) -> str:
         """Run the reference solution as an agent would, and return the machine's archive."""
@@ -87,7 +89,9 @@ class MachineTrial(Trial):
     def _run(self, sandbox: Sandbox, tests: Tests, *, recorded: bool) -> GradedRun:
         task = self.task
         holed = {path: text for path, text in tests.files.items() if recorded}
-        files = {**task.payload["tests"], **{path: _encoded(task, path, text) for path, text in holed.items()}}
+        files = {path: dict(file) for path, file in task.payload["tests"].items()}
+        for path, text in holed.items():
+            files[path]["data"] = base64.b64encode(text.encode()).decode()
         for path in _withheld(task, holed):
             del files[path]
         put = sandbox.run(f"{empty_command(TESTS, _REWARDS)} && {put_command(TESTS, files)}")
@@ -125,13 +129,6 @@ def _texts(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {path: base64.b64decode(file["data"]).decode(errors="replace") for path, file in files.items()}
 
 
-def python_tests(task: Task) -> dict[str, str]:
-    """Return the task's test files that pytest may collect, path -> text."""
-    texts = _texts(task.payload["tests"])
-    named = {path: text for path, text in texts.items() if _TEST.search(path)}
-    return {path: _inlined(text, texts) for path, text in named.items()}
-
-
 def _inlined(text: str, texts: Mapping[str, str]) -> str:
     """Return a test file in which the text of a file of the tests stands as a literal where it is read."""
 
@@ -154,10 +151,6 @@ def _withheld(task: Task, dug: Mapping[str, str]) -> list[str]:
         words = {path: path.rpartition("/")[2].removesuffix(".py") for path in texts.keys() - reached}
         more = {path for path, word in words.items() if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", named)}
     return sorted(read - reached)
-
-
-def _encoded(task: Task, path: str, text: str) -> dict[str, Any]:
-    return {**task.payload["tests"][path], "data": base64.b64encode(text.encode()).decode()}
 
 
 def solution_commands(task: Task) -> Sequence[str]:

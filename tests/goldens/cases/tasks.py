@@ -488,7 +488,10 @@ def holes() -> dict[str, Any]:
         "text": holed.files,
         "holes": holed.holes,
         "cells": holed.cells,
-        "tests": {name: [vars(each) for each in several] for name, several in holed.tests.items()},
+        "tests": {
+            name: [{**vars(each), "strong_cells": sorted(each.strong_cells)} for each in several]
+            for name, several in holed.tests.items()
+        },
         "reversible": sorted(holed.reversible),
         "reversed": dig({"test_moor.py": TESTS}, "k_", {}, sorted(holed.reversible)).files,
         "unread": dig({"test_x.py": "def test_x(:\n"}, "k_").files,
