@@ -86,7 +86,8 @@ def outcomes_vary(splits: Mapping[int, Sequence[str]], metric: str) -> CheckOutc
         f"seed {seed}": {side: list(s).count(side) for side in ("raised", "lowered")} for seed, s in splits.items()
     }
     bad = [seed for seed, s in splits.items() if {"raised", "lowered"} - set(s)]
-    return outcome("outcomes_vary", not bad, figures, sides=figures, metric=metric, bad=bad)
+    hint = "equal" if all(not splits[seed] for seed in bad) else ""
+    return outcome("outcomes_vary", not bad, figures, hint=hint, sides=figures, metric=metric, bad=bad)
 
 
 def enough_tasks(seen: int, unseen: int) -> CheckOutcome:

@@ -85,6 +85,7 @@ def test_turns_without_ids_are_left_out():
 def test_refusals():
     assert not blame.outcomes_vary({0: ["raised", "raised"], 1: ["raised", "lowered"]}, "solved").passed
     assert blame.outcomes_vary({0: ["raised", "lowered"]}, "solved").passed
+    assert blame.outcomes_vary({0: []}, "solved").message != blame.outcomes_vary({0: ["raised"]}, "solved").message
     few = blame.MINIMUM_TASKS - 1
     assert not blame.enough_tasks(few, 9).passed and not blame.enough_tasks(few + 1, 0).passed
     assert blame.enough_tasks(few + 1, 1).passed
