@@ -68,6 +68,19 @@ def changed(kind: str, contents: Sequence[str], *, plans: bool) -> dict[int, tup
     return result
 
 
+def first_turns(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Return the first turns of the rollouts in which each agent sends a plan."""
+    turns = [row for row in rows["turns"] if row["turn"] == 0]
+    gone = {row["rollout_id"] for row in turns if not PLAN.search(row["content"] or "")}
+    kept = {name: [row for row in each if row["rollout_id"] not in gone] for name, each in rows.items()}
+    kept["turns"] = [row for row in kept["turns"] if row["turn"] == 0]
+    kept["messages"] = [
+        row for row in kept["messages"] if row["turn"] is None or (row["turn"], row["role"]) == (0, "assistant")
+    ]
+    kept["agents"] = [row | {"turns": 1} for row in kept["agents"]]
+    return kept
+
+
 def plant(*, text: bool, plans: bool = False) -> None:
     """Publish the rollout set with rollouts labelled corrupted and reworded; `text`: which they then are; `plans`: with
     first turns alone."""
@@ -76,12 +89,10 @@ def plant(*, text: bool, plans: bool = False) -> None:
     tables = {name: lake.read(SET, name) for name in manifest.tables}
     rows = {name: tables[name].to_pylist() for name in ("rollouts", "turns", "messages")}
     if plans:
-        rows["turns"] = [row for row in rows["turns"] if row["turn"] == 0]
-        rows["messages"] = [
-            row for row in rows["messages"] if row["turn"] is None or (row["turn"], row["role"]) == (0, "assistant")
-        ]
+        rows = first_turns({**rows, "agents": tables["agents"].to_pylist()})
     chat = load_chat_format("tiny", "tiny")
-    drawn = rng.choice([CORRUPTED, REWORDED, CLEAN], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
+    share = 0.25 if plans else 0.2
+    drawn = rng.choice([CORRUPTED, REWORDED, CLEAN], len(rows["rollouts"]), p=[share, share, 1 - 2 * share]).tolist()
     kinds = {row["rollout_id"]: kind for row, kind in zip(rows["rollouts"], drawn, strict=True)}
     agents: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for turn in rows["turns"]:
