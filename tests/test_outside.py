@@ -14,9 +14,8 @@ from etpi.view.conversation import _list
 from etpi.view.pages import rollout
 from etpi_assets.agent.interpreter import cell_of
 from etpi_assets.importers import atif, calls, spec
-from etpi_assets.importers.source import Unreadable as Refused
 from etpi_assets.scoring.entities import _editor_call
-from etpi_assets.tasks import r2e, rows, swe_bench
+from etpi_assets.tasks import r2e, swe_bench
 from etpi_assets.tasks.answers import programs
 from etpi_assets.tasks.family import Rejected
 from etpi_assets.tasks.harbor import folder, verifier
@@ -29,6 +28,7 @@ from etpi_resources.lake.exchange import journals
 from etpi_resources.lake.exchange.bucket import Index
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.outside import Unreadable, loads, read_object, read_toml
+from etpi_resources.rows.bounded import Unreadable as Refused
 from tests.support.rollouts import planning_pair
 
 DEEP = "[" * 5000 + "]" * 5000
@@ -52,7 +52,6 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
         (lambda: dialects._arguments({"function": {"arguments": "{cut"}}), {}),
         (lambda: _list(DEEP), []),
         (lambda: rollout.loads(DEEP), DEEP),
-        (lambda: isinstance(rows._row(DEEP), str), True),
     ],
 )
 def test_text_nested_too_deep_is_read_as_no_json(read, value):
@@ -64,7 +63,6 @@ def test_text_nested_too_deep_is_read_as_no_json(read, value):
     [
         (lambda path: loads(DEEP), Unreadable),
         (lambda path: read_object(path), Unreadable),
-        (lambda path: list(rows._json(path)), ValueError),
         (lambda path: list(journals._lines(path)), LakeError),
         (lambda path: r2e._mapping({"key": DEEP}, "key"), ValueError),
         (lambda path: swe_bench._names({"key": DEEP}, "key"), ValueError),

@@ -31,8 +31,7 @@ from etpi_assets.curation.template_check import TemplateCheck
 from etpi_assets.importers import importer_named, read_options, secrets
 from etpi_assets.importers.account import Account
 from etpi_assets.importers.format import ImportResult
-from etpi_assets.importers.rows import is_table
-from etpi_assets.importers.source import Unreadable, without_padding
+from etpi_assets.importers.source import without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import GatesSection, PairsSection
@@ -46,6 +45,8 @@ from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.outside import loads
+from etpi_resources.rows import is_table
+from etpi_resources.rows.bounded import Unreadable
 
 _REFUSED = {
     "empty": "all_masked", "bad_token_ids": "bad_ids", "foreign_ids": "foreign_ids",

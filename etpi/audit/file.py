@@ -18,9 +18,9 @@ from etpi_assets.curation.gates import prompt_length_ratio
 from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, read_map, read_options
 from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.format import ImportResult, source_of
-from etpi_assets.importers.rows import files_below, row_files
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.process.pool import ordered_map, workers_for
+from etpi_resources.rows import files_below, row_files
 
 _BLOCK = 32
 _SECONDS_PER_BYTE, _PACKED = 4e-6, 8

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from etpi_assets.importers.rows import files_below, iter_rows, row_files
 from etpi_assets.importers.spec import at, base
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.rows import files_below, iter_rows, row_files
 
 _COLUMNS = ("messages", "conversations", "prompt", "problem_statement", "question", "instruction", "query", "problem")
 """Columns in which data sets have their tasks."""

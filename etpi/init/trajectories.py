@@ -22,7 +22,6 @@ from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
 from etpi_assets.importers.account import Account, Finding, findings
 from etpi_assets.importers.data import map_tables
-from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
@@ -32,6 +31,7 @@ from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.process.progress import Progress
+from etpi_resources.rows import iter_rows, row_files
 
 ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 """Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""

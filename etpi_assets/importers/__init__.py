@@ -18,14 +18,15 @@ from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult, source_of
 from etpi_assets.importers.nearest import unknown_row
-from etpi_assets.importers.rows import files_below, row_files
-from etpi_assets.importers.source import Unreadable, holds_conversation
+from etpi_assets.importers.source import holds_conversation
 from etpi_assets.importers.spec import load_user
 from etpi_assets.specs.folders import format_files
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.tool_forms.call import tool_name
+from etpi_resources.rows import files_below, row_files
+from etpi_resources.rows.bounded import Unreadable
 
 IMPORTERS: Mapping[str, Format] = data.shipped()
 

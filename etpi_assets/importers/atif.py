@@ -21,18 +21,14 @@ from etpi_assets.importers.calls import content_text, count_keys, read_calls
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message, RunInfo
-from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import TASK_COMPLETE, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
-    Unreadable,
     as_list,
     as_mapping,
-    attempt,
     content_hash,
     field,
     int32_field,
     no_run,
-    read_json,
     text_field,
     to_utc,
 )
@@ -40,6 +36,8 @@ from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
 from etpi_resources.outside import loads
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable, attempt, read_json
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from etpi_assets.importers.source import Unreadable, as_list, field, text_field, without_padding
+from etpi_assets.importers.source import as_list, field, text_field, without_padding
 from etpi_assets.importers.spec import Spec, Unread, at, base, load, silent
 from etpi_assets.trajectories.calls import ToolCall, tool_call
 from etpi_resources.outside import loads
+from etpi_resources.rows.bounded import Unreadable
 
 _EMPTY = ("", "null", "[]")
 

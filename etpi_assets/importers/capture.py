@@ -6,13 +6,13 @@ from pathlib import Path
 
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import imported
-from etpi_assets.importers.source import Unreadable
 from etpi_assets.importers.token_rows import chat_format
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.capture.store import is_log, read_log
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable
 
 
 def units(root: Path) -> list[Path]:

@@ -16,9 +16,10 @@ from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options, finish_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import Session, folder_name, paths, session_lines, session_rollout
-from etpi_assets.importers.source import Unreadable, parse_json, text_field, text_inside, to_utc
 from etpi_assets.importers.source import field as field_of
+from etpi_assets.importers.source import text_field, text_inside, to_utc
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.rows.bounded import Unreadable, parse_json
 
 _SPEAKERS = ("user", "assistant")
 _SYNTHETIC = "<synthetic>"

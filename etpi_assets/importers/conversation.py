@@ -17,9 +17,10 @@ import numpy as np
 
 from etpi_assets.agent.actions import NO_ACTION, read_actions
 from etpi_assets.importers.normal import Message as Entry
-from etpi_assets.importers.source import Unreadable, text_field
+from etpi_assets.importers.source import text_field
 from etpi_assets.importers.spec import Unread, silent
 from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
+from etpi_resources.rows.bounded import Unreadable
 
 Answers = Literal["none", "last", "answered", "all"]
 """Which texts of a conversation are answers: none, the last message, also those before a message of the user (not where

@@ -18,17 +18,14 @@ from typing import Any
 from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
-    Unreadable,
     as_list,
     as_mapping,
     content_hash,
     field,
     no_run,
     number_field,
-    read_json,
     text_field,
     text_inside,
     to_utc,
@@ -36,6 +33,8 @@ from etpi_assets.importers.source import (
 from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable, read_json
 
 _TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz|\.zst)?")
 _MARKERS = ("result.json", "eval.json")

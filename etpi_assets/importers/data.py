@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import (
     ROWS,
@@ -21,10 +20,12 @@ from etpi_assets.importers.format import (
     run_format,
 )
 from etpi_assets.importers.generic import read_run
-from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.source import Unreadable, holds_conversation, no_run, read_json
+from etpi_assets.importers.source import holds_conversation, no_run
 from etpi_assets.importers.spec import SHIPPED, Spec, forms, load
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources import rows
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable, read_json
 
 
 def shipped() -> dict[str, Format]:

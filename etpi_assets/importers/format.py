@@ -13,11 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.rows import Row
+from etpi_assets.importers.rows import FIRST_ROWS, Part, count_runs, is_manifest, iter_runs
 from etpi_assets.importers.source import (
-    Unreadable,
     as_mapping,
     bytes_of,
     content_hash,
@@ -27,7 +25,10 @@ from etpi_assets.importers.source import (
 )
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources import rows
 from etpi_resources.inside import leads_inside
+from etpi_resources.rows import Row
+from etpi_resources.rows.bounded import Unreadable
 
 ImportResult = RolloutRecord | RejectedInput
 _BESIDE = frozenset(
@@ -54,12 +55,12 @@ class DetectionInput:
     def values(self) -> list[Any]:
         """The first values of the first eight files that hold rows: rows, or Unreadable."""
         files = rows.row_files(self.files)[:_FIRST_FILES]
-        return [value for path in files for _, value in islice(rows.iter_rows(path), rows.FIRST_ROWS)]
+        return [value for path in files for _, value in islice(rows.iter_rows(path), FIRST_ROWS)]
 
     @cached_property
     def rows(self) -> list[Row]:
         """The readable ones; those that may be runs come first, because programs write files beside their rows."""
-        readable = [row for row in map(as_row, self.values) if isinstance(row, Mapping) and not rows.is_manifest(row)]
+        readable = [row for row in map(as_row, self.values) if isinstance(row, Mapping) and not is_manifest(row)]
         return sorted(readable, key=lambda row: not holds_conversation(row))
 
 
@@ -164,7 +165,7 @@ def row_format(
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
     names: tuple[str, ...] = (),
-    part: rows.Part | None = None,
+    part: Part | None = None,
     units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
     count_rows: Callable[[Path], int] | None = rows.count_rows,
@@ -181,7 +182,7 @@ def row_format(
             may raise Unreadable for a whole unit. None: rows are counted by reading them.
     """
     if part is not None:
-        iter_rows, count_rows = partial(rows.iter_runs, part=part), partial(rows.count_runs, part=part)
+        iter_rows, count_rows = partial(iter_runs, part=part), partial(count_runs, part=part)
 
     def numbered_rows(unit: Path) -> Iterator[tuple[int, Any]]:
         try:
@@ -265,7 +266,7 @@ def _checked_row(value: Any, where: str, *, beside: bool) -> Mapping[str, Any]:
     if isinstance(value := as_row(value), Unreadable):
         raise value
     row = as_mapping(value, where)
-    if rows.is_manifest(row):
+    if is_manifest(row):
         raise Unreadable("not_a_rollout", f"{where} describes the files beside it")
     if beside and not holds_conversation(row):
         raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")

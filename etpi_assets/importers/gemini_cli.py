@@ -9,11 +9,12 @@ from typing import Any
 from etpi_assets.importers.calls import calls_with_results, count_keys, read_content
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, no_run, read_json, text_field, to_utc
+from etpi_assets.importers.source import as_list, as_mapping, no_run, text_field, to_utc
 from etpi_assets.importers.spec import load, silent
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable, read_json
 
 _JSON = (".json", ".jsonl")
 _SILENT = ("info", "error", "warning")

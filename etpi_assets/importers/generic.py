@@ -23,11 +23,12 @@ from etpi_assets.importers.conversation import Options, fill_agent, finish_of, t
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info, sampler_of
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field, to_utc, without_padding
+from etpi_assets.importers.source import as_list, as_mapping, field, text_field, to_utc, without_padding
 from etpi_assets.importers.spec import Spec, Unread, at, base, json_value, silent
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.chat.tool_forms.call import tool_name
+from etpi_resources.rows.bounded import Unreadable
 
 _TRUTH = {**dict.fromkeys(("true", "yes", "1", "1.0"), True), **dict.fromkeys(("false", "no", "0", "0.0"), False)}
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))

@@ -11,18 +11,9 @@ from etpi_assets.importers import atif
 from etpi_assets.importers.conversation import Options, set_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.run_info import outcome_of, repo_of
-from etpi_assets.importers.source import (
-    Unreadable,
-    as_mapping,
-    content_hash,
-    field,
-    number_field,
-    read_json,
-    text_field,
-    text_inside,
-    to_utc,
-)
+from etpi_assets.importers.source import as_mapping, content_hash, field, number_field, text_field, text_inside, to_utc
 from etpi_assets.trajectories.records import RolloutRecord, Turn
+from etpi_resources.rows.bounded import Unreadable, read_json
 
 _FILES = ("config.json", "result.json")
 _PARTS = ("agent", "verifier", "steps")

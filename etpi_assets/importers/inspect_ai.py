@@ -13,24 +13,20 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_run
 from etpi_assets.importers.run_info import reward_of
-from etpi_assets.importers.source import (
-    MOST_ROW_BYTES,
-    Unreadable,
-    as_list,
-    as_mapping,
-    attempt,
-    check_ratio,
-    field,
-    no_run,
-    parse_json,
-    read_errors,
-    read_json,
-    text_field,
-    too_large,
-)
+from etpi_assets.importers.source import as_list, as_mapping, field, no_run, text_field
 from etpi_assets.importers.spec import at, load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
+from etpi_resources.rows.bounded import (
+    MOST_ROW_BYTES,
+    Unreadable,
+    attempt,
+    check_ratio,
+    parse_json,
+    read_errors,
+    read_json,
+    too_large,
+)
 
 _ARCHIVE = ".eval"
 _SAMPLES = "samples/"

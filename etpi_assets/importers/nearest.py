@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from etpi_assets.importers.format import DetectionInput, Row
-from etpi_assets.importers.source import Unreadable
 from etpi_assets.importers.spec import base, load
+from etpi_resources.rows.bounded import Unreadable
 
 _OTHERS = {
     ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",

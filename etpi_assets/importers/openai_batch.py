@@ -7,11 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import rows
-from etpi_assets.importers.rows import Row
+from etpi_assets.importers.rows import FIRST_ROWS
 from etpi_assets.importers.sessions import jsonl_units
-from etpi_assets.importers.source import Unreadable, attempt, field, parse_json, text_field
+from etpi_assets.importers.source import field, text_field
+from etpi_resources import rows
 from etpi_resources.inside import open_file
+from etpi_resources.rows import Row
+from etpi_resources.rows.bounded import Unreadable, attempt, parse_json
 
 count_rows = rows.count_rows
 
@@ -31,7 +33,7 @@ def units(root: Path) -> list[Path]:
 
 def _holds_answers(file: Path) -> bool:
     """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
-    read = [row for _, row in islice(rows.iter_rows(file), rows.FIRST_ROWS)]
+    read = [row for _, row in islice(rows.iter_rows(file), FIRST_ROWS)]
     readable = [row for row in read if not isinstance(row, Unreadable)]
     return _is_answer(readable[0]) if readable else any(row.reason != "empty" for row in read)
 

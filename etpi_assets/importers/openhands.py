@@ -17,10 +17,11 @@ from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import Unreadable, as_mapping, field, int32_field, text_field, to_utc
+from etpi_assets.importers.source import as_mapping, field, int32_field, text_field, to_utc
 from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.rows.bounded import Unreadable
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
            "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "condensation_request",

@@ -9,7 +9,8 @@ from typing import Any
 from etpi_assets.importers.calls import content_text, read_calls, read_content, role_of
 from etpi_assets.importers.conversation import set_ids
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.source import Unreadable, as_mapping, text_field, to_utc
+from etpi_assets.importers.source import as_mapping, text_field, to_utc
+from etpi_resources.rows.bounded import Unreadable
 
 _CALLS = {
     "function_call": "arguments",

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from etpi_assets.importers.calls import count_keys
 from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.rows import files_below, iter_rows
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
-from etpi_assets.importers.source import Unreadable, as_mapping
+from etpi_assets.importers.source import as_mapping
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_resources.rows import files_below, iter_rows
+from etpi_resources.rows.bounded import Unreadable
 
 Node = TypeVar("Node", str, int)
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, attempt, no_run, read_json
+from etpi_assets.importers.source import as_list, as_mapping, no_run
 from etpi_assets.importers.spec import load
+from etpi_resources.rows import files_below
+from etpi_resources.rows.bounded import Unreadable, attempt, read_json
 
 _FOLDER = "simulations"
 

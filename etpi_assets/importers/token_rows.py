@@ -13,7 +13,7 @@ from etpi_assets.importers.conversation import Options, fill_agent, token_ids
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import build_rollout, run_info
-from etpi_assets.importers.source import Unreadable, as_list, field, text_field
+from etpi_assets.importers.source import as_list, field, text_field
 from etpi_assets.importers.spec import base
 from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -21,6 +21,7 @@ from etpi_resources.chat.marks import CALL
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.rows.bounded import Unreadable
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat

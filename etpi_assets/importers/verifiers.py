@@ -15,9 +15,10 @@ from etpi_assets.importers.generic import read_message
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
+from etpi_assets.importers.source import as_list, as_mapping, field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_resources.rows.bounded import Unreadable
 
 _LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
 

@@ -1,4 +1,4 @@
-"""Rows of data sets (.jsonl, .json and .parquet files), and the tasks of rows."""
+"""Rows of data sets, and the tasks of rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_resources.outside import loads
+from etpi_resources.rows import iter_rows, row_files, units
+from etpi_resources.rows.bounded import Unreadable
 
 
 def tasks_of(
@@ -50,38 +49,21 @@ def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     """Yield ("file:row", the row, or the reason why it is unreadable) for a file, or for a folder's files in order.
 
     Raises FileNotFoundError if there is no file of rows, ValueError for any other suffix."""
-    files = sorted(p for p in path.rglob("*") if p.suffix in _READERS) if path.is_dir() else [path]
+    files = units(path)
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"{path}: no .jsonl, .json or .parquet file of rows")
     for file in files:
-        if file.suffix not in _READERS:
+        if not row_files([file]):
             raise ValueError(f"{file}: rows are read from .jsonl, .json and .parquet")
-        for number, row in enumerate(_READERS[file.suffix](file), 1):
-            yield f"{file.name}:{number}", row
+        for number, row in enumerate(_rows(file), 1):
+            unread = str(row) if isinstance(row, Unreadable) else "no JSON object"
+            yield f"{file.name}:{number}", row if isinstance(row, dict) else unread
 
 
-def _jsonl(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        yield from (_row(line) for line in lines if line.strip())
-
-
-def _row(text: str) -> Mapping[str, Any] | str:
-    try:
-        row = loads(text)
-    except ValueError as error:
-        return str(error)
-    return row if isinstance(row, dict) else "no JSON object"
-
-
-def _json(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    rows = loads(file.read_bytes())
-    rows = list(rows.values()) if isinstance(rows, dict) else rows if isinstance(rows, list) else [rows]
-    yield from (row if isinstance(row, dict) else "no JSON object" for row in rows)
-
-
-def _parquet(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    for batch in pq.ParquetFile(file).iter_batches(64):
-        yield from batch.to_pylist()
-
-
-_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
+def _rows(file: Path) -> Iterator[Any]:
+    """Yield the rows of a file, of which an object in JSON may have each under its id."""
+    for _, row in iter_rows(file):
+        named = (
+            file.suffix == ".json" and isinstance(row, dict) and all(isinstance(each, dict) for each in row.values())
+        )
+        yield from row.values() if named else [row]

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etpi_assets.importers import count_found, generic, import_runs, rows
+from etpi_assets.importers import count_found, generic, import_runs
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.importers.source import MOST_ROW_BYTES, MOST_VALUES
 from etpi_assets.tasks.family import RejectedInput
+from etpi_resources import rows
+from etpi_resources.rows.bounded import MOST_ROW_BYTES, MOST_VALUES
 
 MESSAGES = [{"role": "user", "content": "list the files"}, {"role": "assistant", "content": "ls"}]
 ROW = {"messages": MESSAGES}

@@ -13,14 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.curation.joins import join, paths_of
-from etpi_assets.importers import count_found, detect, import_runs, sessions, source
+from etpi_assets.importers import count_found, detect, import_runs, sessions
 from etpi_assets.importers.conversation import set_ids
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import paths
-from etpi_assets.importers.source import Unreadable
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
+from etpi_resources.rows import bounded
+from etpi_resources.rows.bounded import Unreadable
 from tests.support.fuzz import JUNK, places, replaced
 from tests.support.sessions import (
     FILES,
@@ -359,7 +360,7 @@ def test_document_that_is_no_log_is_lost_only_if_it_may_be_a_run(tmp_path, eval,
 
 
 def test_archives_that_are_damaged_or_made_to_exhaust_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_SMALL_BYTES", 1 << 16)
+    monkeypatch.setattr(bounded, "_SMALL_BYTES", 1 << 16)
     path = write_archive(tmp_path / "log.eval", inspect_log(inspect_sample(), inspect_sample()))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
