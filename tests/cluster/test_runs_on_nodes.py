@@ -154,6 +154,7 @@ def environment_of_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(name, site.environment[name])
 
 
+@pytest.mark.long
 def test_lost_node_has_its_step_run_again_on_another(site: Site) -> None:
     """The run is launched by command; the node of its step is killed in the middle."""
     write_spec(

@@ -54,6 +54,7 @@ def test_rollouts_on_nodes_ask_the_servers_on_nodes(on_cluster: RayNodes, models
     assert not servers_left(on_cluster)
 
 
+@pytest.mark.long
 def test_probe_and_evaluation_of_an_adapter_use_servers_on_nodes(
     on_cluster: RayNodes, models: Models, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_lora_over_two_nodes_is_lora_in_one_process_and_its_messages_reach_the_s
     same_training(tiny[0], (tmp_path / "two", results["two"]), (tmp_path / "one", one))
 
 
+@pytest.mark.long
 def test_killed_rank_ends_all_and_the_next_run_continues_to_the_same_result(nodes, tiny, tmp_path):
     config = config_of(*tiny, **TRAIN, shards=2).model_copy(update={"state_seconds": 0.0})
     folder, seen = tmp_path / "two", {}

@@ -143,6 +143,7 @@ def test_servers_of_a_lost_node_end_and_the_reason_names_it(on_cluster: RayNodes
         wait_until(lambda: not served_by(on_cluster, "box"), 30)
 
 
+@pytest.mark.long
 def test_checkpoint_that_cannot_be_served_names_the_node_and_the_log(on_cluster: RayNodes, checkpoint: Path) -> None:
     (checkpoint / "broken").touch()
     with pytest.raises(EngineUnavailable, match=r"node .* \(127\.0\.0\.[34]\): (?s:.)*this checkpoint is broken"):

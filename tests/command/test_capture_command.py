@@ -54,7 +54,7 @@ def test_a_tokenizer_that_is_not_there_is_named_before_anything_is_written(tmp_p
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
     with Loopback("teacher", CHAT) as upstream:
         upstream.say = lambda body: f"answer {len(upstream.seen)}"

@@ -117,7 +117,7 @@ def _read_only(folder: Path) -> list[str]:
     return []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @as_root
 def test_make_works_for_a_user_without_root_in_a_path_with_spaces_and_letters_beyond_ascii(place: Path):
     python = "/usr/bin/python3"

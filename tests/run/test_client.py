@@ -152,7 +152,7 @@ def test_stopped_client_leaves_no_process(folder, number, code):
         assert runs and all(run.is_finished and not run.is_success for run in runs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder):
     names = ("one", "two")
     for name in names:

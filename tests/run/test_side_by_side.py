@@ -90,7 +90,7 @@ def places(site: Site) -> Iterator[list[ExitStack]]:
         stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(resources.accelerators(), reason="runs on an accelerator are one by one already")
 def test_runs_by_launch_and_by_command_take_turns_at_one_place_and_make_a_shared_set_once(
     site: Site, places: list[ExitStack]

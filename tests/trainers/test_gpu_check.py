@@ -54,7 +54,7 @@ def test_part_that_lacks_a_package_or_a_gpu_is_skipped_by_name(check, monkeypatc
     assert "no GPU" in check.run_part("matmul", False)["skipped"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_small_check_runs_on_a_cpu_and_its_figures_agree(tmp_path):
     parts = ["matmul", "sft", "trl", "grpo", "repeat", "shards"]
     command = [sys.executable, "bench/gpu_check.py", "--small", "--to", str(tmp_path / "figures.json"), *parts]

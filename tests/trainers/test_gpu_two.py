@@ -27,7 +27,7 @@ def test_figures_that_are_not_expected_are_named(monkeypatch) -> None:
     assert len(check.faults("ddp", {**one, "turns": [[1, 3]]}, one, 0.005)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_part_for_a_cpu_runs_and_is_as_expected(tmp_path) -> None:
     command = [sys.executable, "bench/gpu_two.py", "--cpu", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

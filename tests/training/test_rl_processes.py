@@ -145,6 +145,7 @@ def stored(lake) -> dict[str, list]:
     return {"samples": rows(lake, "rl_samples"), "log": log, "turns": turns, "checkpoints": checkpoints}
 
 
+@pytest.mark.long
 def test_killed_run_of_two_processes_resumes_to_the_digit_with_the_rollouts_of_one(tmp_path, base):
     lakes = {
         name: prepared(tmp_path / name, base, processes=str(n), accumulate=str(2 // n), **RUN)
