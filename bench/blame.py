@@ -9,11 +9,11 @@
 `plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
 partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
 which, so `etpi blame EXPERIMENT --by teacher` shows it. `label` changes that column alone: nothing is wrong. `plans` is
-for students that cannot solve the tasks: it leaves the first turns alone, and corrupted ones read a file instead of
-sending a plan; blame the metric plan_first then. `measure` writes to blame.json the AUC and the precision at the true
-share of rollouts ordered by harm and by influence, how often the worst turn is a corrupted one and its worst token is
-in the path or the command, p that labels differ by chance, and the changes by the retrainings on unseen tasks; of
-several experiments (seeds), these are of their rollouts together, by task.
+for students that cannot solve the tasks: first turns alone, a quarter of them each; the corrupted ones read a file
+instead of sending a plan; blame the metric plan_first then. `measure` writes to blame.json the AUC and the precision at
+the true share of rollouts ordered by harm and by influence, how often the worst turn is a corrupted one and its worst
+token is in the path or the command, p that labels differ by chance, and the changes by the retrainings on unseen tasks;
+of several experiments (seeds), these are of their rollouts together, by task.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ WRITES = re.compile(r">> ([a-z]+\.py)")
 PLAN = re.compile(r"send_message \w+ <<'MSG'\nPlan: .*?\nMSG", re.DOTALL)
 READS = "cat core.py"
 COMMAND = "command>\n"
-
-
 _WORDS = """
 SELECT v.id, v.text FROM vocabulary AS v INNER JOIN experiment_spec.specs AS s
 ON v.tokenizer = json_extract_string(s.spec, '$.base.tokenizer') WHERE s.name = $name"""
@@ -73,7 +71,7 @@ def first_turns(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
     turns = [row for row in rows["turns"] if row["turn"] == 0]
     gone = {row["rollout_id"] for row in turns if not PLAN.search(row["content"] or "")}
     kept = {name: [row for row in each if row["rollout_id"] not in gone] for name, each in rows.items()}
-    kept["turns"] = [row for row in kept["turns"] if row["turn"] == 0]
+    kept["turns"] = [row for row in turns if row["rollout_id"] not in gone]
     kept["messages"] = [
         row for row in kept["messages"] if row["turn"] is None or (row["turn"], row["role"]) == (0, "assistant")
     ]

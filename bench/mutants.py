@@ -259,11 +259,11 @@ class Callers:
         _, folder, *parts = mutant.module.removesuffix(".py").removesuffix("/__init__").split("/")
         package, name = ".".join([folder, *parts[:-1]]), parts[-1]
         imports = re.compile(rf"\b{package}\.{name}\b|\b{package} import .*\b{name}\b")
-        own = {path for path in self.texts if path.name == f"test_{name}.py"}
+        of_module = {path for path in self.texts if path.name == f"test_{name}.py"}
         importing = {path for path, text in self.texts.items() if imports.search(text)}
-        near = own | importing | {path for path in self.texts if path.parent.name == folder}
+        near = of_module | importing | {path for path in self.texts if path.parent.name == folder}
         reached = (
-            (not paths & own, not paths & importing, costs.get(test, math.inf), test)
+            (not paths & of_module, not paths & importing, costs.get(test, math.inf), test)
             for test, paths in self.files.items()
             if paths & near
         )

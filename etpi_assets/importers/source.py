@@ -1,4 +1,4 @@
-"""Times, message fields and ids of runs that other programs wrote; Unreadable with the reason for what is none.
+"""Read times, message fields and ids of runs that other programs wrote, or raise Unreadable with the reason.
 
 Covers null-padded structs and times of mixed types.
 """

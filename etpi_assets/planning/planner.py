@@ -306,8 +306,8 @@ class Change:
         cause: `code` if only versions of code were raised, its own or those of code that computed its inputs.
         inputs: the inputs that changed; empty if only their order did.
         by_code: whether these changed only because their code did.
-        retrained: whether one of them has other checkpoints. A person asked for these, and what was computed from the
-            earlier ones would be taken for theirs.
+        retrained: whether one of them has other checkpoints. A person asked for that training, and results of the
+            earlier checkpoints must not stand for it.
     """
 
     cause: Literal["spec", "inputs", "code"]
@@ -426,12 +426,13 @@ def _by_code(manifest: Manifest, changed: Sequence[str], new: Wanted, lake: Lake
 
 
 def _retrained(manifest: Manifest, changed: Sequence[str], new: Wanted, lake: Lake) -> bool:
-    """Return whether a changed input has other checkpoints than the one that a version was computed from."""
+    """Return whether a changed input has other checkpoints than the one that a version was computed from; False where
+    the files of the earlier one are gone."""
     for ref in upstream_refs(new.node, new.key, new.specs, lake):
         if (name := f"{ref.asset}/{ref.key}") in changed and "checkpoints" in GRAPH[ref.asset].tables:
             versions = {m.version: m for m in lake.history(ref)}
-            before, now = (_checkpoint_ids(versions[v], lake) for v in (manifest.inputs[name], new.inputs[name]))
-            if before != now:
+            before, now = versions[manifest.inputs[name]], versions[new.inputs[name]]
+            if lake.has_files(before) and _checkpoint_ids(before, lake) != _checkpoint_ids(now, lake):
                 return True
     return False
 

@@ -21,7 +21,7 @@ _LONG_TEXT, _LONG_NUMBER = 4, 6
 def is_strong(op: str, literal: ast.expr, *, needle: bool = False) -> bool:
     """Return whether only an answer that knows a literal satisfies a comparison with it.
 
-    `needle`: it is looked for in what the tested code gives."""
+    `needle`: the literal is searched for in a value of the tested code."""
     if op in ("startswith", "endswith"):
         return len(_text(literal)) >= _LONG_TEXT
     if op == "in":

@@ -52,9 +52,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     files = units(path)
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"{path}: no .jsonl, .json or .parquet file of rows")
+    if not row_files(files):
+        raise ValueError(f"{path}: rows are read from .jsonl, .json and .parquet")
     for file in files:
-        if not row_files([file]):
-            raise ValueError(f"{file}: rows are read from .jsonl, .json and .parquet")
         for number, row in enumerate(_rows(file), 1):
             unread = str(row) if isinstance(row, Unreadable) else "no JSON object"
             yield f"{file.name}:{number}", row if isinstance(row, dict) else unread

@@ -183,6 +183,17 @@ def test_results_of_a_checkpoint_that_is_trained_again_are_computed_again(world,
     assert _not_ok(world) == {}
 
 
+def test_results_are_kept_where_the_files_of_the_earlier_checkpoint_are_gone(world, code):
+    world.make_all()
+    before = world.lake.current(Ref("sft_checkpoint", "experiment", "first"))
+    code["sft_checkpoint"] = 2
+    world.change_result("sft_checkpoint")
+    world.make("sft_checkpoint", "first")
+    for file in world.lake.files_of(before, "checkpoints"):
+        file.unlink()
+    assert _states(world)["eval_rollouts"].kept
+
+
 def test_results_of_the_same_checkpoint_are_kept_although_its_asset_has_another_version(world, code, monkeypatch):
     world.make_all()
     code["sft_checkpoint"] = 2

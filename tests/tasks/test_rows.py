@@ -36,7 +36,7 @@ def test_rows_are_read_and_the_others_named(tmp_path, monkeypatch, name, data, r
     for module in (rows_module, bounded):
         monkeypatch.setattr(module, "MOST_ROW_BYTES", 900)
     (tmp_path / name).write_bytes(data)
-    found = list(read_rows(tmp_path))
-    assert [place for place, _ in found] == [f"{name}:{number}" for number in range(1, len(rows) + 1)]
-    for (_, row), wanted in zip(found, rows, strict=True):
+    read = list(read_rows(tmp_path))
+    assert [place for place, _ in read] == [f"{name}:{number}" for number in range(1, len(rows) + 1)]
+    for (_, row), wanted in zip(read, rows, strict=True):
         assert row == wanted if isinstance(wanted, dict) else str(row).startswith(wanted)

@@ -34,7 +34,7 @@ SOURCES = ("suite", "rollout_set")
 _BY_CONTENT = re.compile(r".*/version=[^/]+/.*|checkpoints/[0-9a-f]{16}/.*")
 _PART = 8 << 20
 _VALUE_BYTES = 16
-"""An index may have one value in so many of its bytes: a file's path, size and hash have 150."""
+"""The fewest bytes that an index has for each of its values: a file's path, size and hash have 150."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _PARTITION = rf"(?P<asset>{_NAME})/(?P<part>(?:suite|rollout_set|experiment)=(?P<key>{_NAME}))"
 _FILE = re.compile(
