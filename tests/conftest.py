@@ -51,6 +51,11 @@ def pytest_report_header() -> str:
     return f"not installed, so its tests are left out (make setup): {', '.join(missing)}" if missing else ""
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes name no test: compressed ones hold the time, and two processes of one run would collect different tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with what it needs; put the largest groups first, and attacks, which share nothing, last."""
