@@ -71,7 +71,8 @@ PENDING: list[tuple[Mutant, str, list[str]]] = []
 """Mutants to run: mutant, mutated source, names of tests."""
 DONE: dict[tuple[str, ...], Mutant] = {}
 SOUND: set[str] = set()
-"""Tests that failed with a mutant and pass without."""
+UNSOUND: set[str] = set()
+"""Tests that failed with a mutant and pass without, and those that fail without, as some do under load."""
 
 
 def all_mutants() -> dict[tuple[str, ...], tuple[Mutant, Mutation]]:
@@ -169,13 +170,17 @@ def _run(
     live = functions.get((str(path), changed.co_firstlineno, changed.co_qualname), []) if changed else []
     if not live or not changed:
         return replace(mutant, killed_by="" if changed else "equal bytecode")
-    while True:
-        killed_by, tests = _in_fork(items, session, live, changed)
-        killers = [item for item in items if item.nodeid == killed_by]
-        if not killers or killed_by in SOUND or not _in_fork(killers, session, [], changed)[0]:
+    items = [item for item in items if item.nodeid not in UNSOUND]
+    killed_by, tests = _in_fork(items, session, live, changed)
+    while killers := [item for item in items if item.nodeid == killed_by and killed_by not in SOUND]:
+        if not _in_fork(killers, session, [], changed)[0]:
+            SOUND.add(killed_by)
             break
-        items.remove(killers[0])  # it fails without the mutation too
-    SOUND.add(killed_by)
+        UNSOUND.add(killed_by)
+        print(f"fails without a mutation: {killed_by}", flush=True)
+        items = items[items.index(killers[0]) + 1 :]  # those before it passed
+        killed_by, further = _in_fork(items, session, live, changed)
+        tests += further
     where = f"{mutant.module}:{mutant.line} {mutant.function}: {mutant.was!r} -> {mutant.becomes!r}"
     print(f"{killed_by or 'SURVIVED'} | {where} | {tests} tests", flush=True)
     return replace(mutant, killed_by=killed_by, tests=tests)

@@ -13,7 +13,8 @@ A frame is four bytes of length, most significant first, and a body. The first b
     F (name /)...                     read files outside folders of these names; answer: (length path length data)...
     K                                 end the running command with flag d; no answer of its own
 Flags name the limit that ended the command: t time, m memory, n number of files, s sockets, d disk; - none. k: the
-machine ran out of memory, and the kernel ended a process here.
+machine ran out of memory, and the kernel ended a process here. c: the machine gives processes less CPU time than the
+command may take, so it was not started.
 The guest sends an empty frame when it is ready, and exits at the end of its stdin.
 """
 
@@ -67,15 +68,17 @@ def main():
     score = os.open(b"/proc/self/oom_score_adj", os.O_RDWR)  # cannot be opened after the next call
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # pyright: ignore[reportArgumentType]
     _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))  # commands cannot read this process in /proc
-    for kind, limit in (
-        (resource.RLIMIT_AS, LIMITS["address"]),
-        (resource.RLIMIT_NPROC, LIMITS["processes"]),
-        (resource.RLIMIT_FSIZE, LIMITS["file"]),
-        (resource.RLIMIT_NOFILE, LIMITS["open_files"]),
-        (resource.RLIMIT_CORE, 0),
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, option, limit in (
+        (resource.RLIMIT_AS, "v", LIMITS["address"]),
+        (resource.RLIMIT_NPROC, "u", LIMITS["processes"]),
+        (resource.RLIMIT_FSIZE, "f", LIMITS["file"]),
+        (resource.RLIMIT_NOFILE, "n", LIMITS["open_files"]),
     ):
-        if limit or kind == resource.RLIMIT_CORE:
-            resource.setrlimit(kind, (limit, limit))
+        try:
+            resource.setrlimit(kind, (limit, limit) if limit else resource.getrlimit(kind))
+        except ValueError:
+            sys.exit(f"ulimit -{option} is lower than the {limit} of a sandbox")
     send(b"")
     while True:
         body = receive()
@@ -113,6 +116,9 @@ def send(body):
 
 def run(command, timeout, score):
     started, before = time.monotonic(), kernel_kills()
+    seconds, most = int(timeout) + 1, resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most != resource.RLIM_INFINITY and most < seconds:
+        return answer(126, "c", started, 0, b"%d" % most)
     argument = [b"-c", command]
     if len(command) > LONGEST_ARGUMENT:
         # It removes its file, since later commands must not find the tests that a judge's command wrote.
@@ -121,7 +127,7 @@ def run(command, timeout, score):
     out, into = os.pipe()
     # The command inherits the limit and the score: to set a limit later takes a call that commands could use on each
     # other, and the score of a process that has just started cannot be opened.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 1, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
     own_score = os.pread(score, 16, 0)
     os.pwrite(score, b"1000", 0)  # where memory runs out, commands go before this process
     try:
@@ -143,7 +149,7 @@ def run(command, timeout, score):
     finally:
         os.close(into)
         os.pwrite(score, own_score, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     output = Output(out)
     flag = watch(pid, output, started + timeout)
     status = end_all(pid)

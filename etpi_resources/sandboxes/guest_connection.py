@@ -111,6 +111,11 @@ class GuestConnection:
         fits = len(output) <= self._limits.output_bytes + _LONGEST_ERROR and 0 <= int(left_out) < 1 << 63
         if not (fits and 0 <= result.exit_code < 256 and 0 <= result.seconds < _LONGEST_SECONDS):
             raise ValueError("the guest's answer is no result of a command")
+        if flag == b"c":
+            raise SandboxUnavailable(
+                f"processes here may take {output.decode()} seconds of CPU (ulimit -t), less than a command's limit of "
+                "time; start etpi, or the container engine, without that limit"
+            )
         for_others = self._killed_for_others()
         if flag == b"k" or (for_others and result.exit_code == 137 and flag == b"-"):
             self._ended, self._stop = True, "the machine ran out of memory"

@@ -54,6 +54,8 @@ def refused(stderr: str, root: Path = Path("/"), environment: Mapping[str, str] 
 
 def _cause(stderr: str, root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """Return the cause and the remedies."""
+    if stderr.startswith("ulimit"):
+        return "the limits of this process are too low", ["Start etpi with higher ones, such as: ulimit -v unlimited"]
     container = "container" in environment or any((root / mark.lstrip("/")).exists() for mark in _CONTAINER_MARKS)
     where = " on the host of this container" if container else ""
     for name, (forbids, allows) in _SYSCTLS.items():

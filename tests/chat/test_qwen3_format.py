@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_ids_are_those_of_the_published_checkpoints() -> None:
     tokenizer = qwen3.load_tokenizer()
-    assert len(tokenizer) == 151_669
+    assert (len(tokenizer), tokenizer.model_max_length) == (151_669, 131_072)
     assert tokenizer.encode("Hello world") == [9707, 1879]
     known = {
         "<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<tool_call>": 151657,

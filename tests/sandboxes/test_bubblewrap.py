@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_bubblewrap_that_does_not_start_is_reported_with_its_message(tmp_path, m
     monkeypatch.setattr("shutil.which", lambda name: str(fake) if name == "bwrap" else f"/usr/bin/{name}")
     with pytest.raises(SandboxUnavailable, match="(?s)bubblewrap.*(No permissions|Permission denied)"):
         BubblewrapFactory().create({}).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("limit", "answer"),
+    [
+        ("-t 100", "42"), ("-v 6000000", "42"),  # enough
+        *((limit, "SandboxUnavailable") for limit in ("-t 15", "-v 400000", "-n 512", "-f 1000", "-u 50")),
+    ],
+)  # fmt: skip
+def test_limits_that_this_process_inherited_are_no_end_of_a_command(limit, answer):
+    program = (
+        "from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory\n"
+        "try:\n"
+        "    with BubblewrapFactory().create({}) as sandbox: print(sandbox.run('echo $((6 * 7))').output)\n"
+        "except Exception as error: print(type(error).__name__, str(error))"
+    )
+    shell = ["bash", "-c", f'ulimit {limit} && exec "$@"', "-", sys.executable, "-c", program]
+    printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    assert printed.split()[0] == answer
+    assert answer == "42" or f"ulimit {limit[:2]}" in printed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -214,6 +214,14 @@ def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch)
     assert (whole - tiled).norm() / whole.norm() <= 1e-6
 
 
+def test_model_whose_logits_are_products_never_holds_more_than_a_tile_of_them(monkeypatch):
+    monkeypatch.setattr(label_head, "TILE", 4 * VOCABULARY)
+    net, ids, tiles = model(), torch.arange(12)[None], []
+    net.get_output_embeddings().register_forward_hook(lambda head, hidden, logits: tiles.append(logits.shape[1]))
+    net(ids, label_positions=torch.arange(10), labels=ids[:, 1:11])
+    assert tiles == [4, 4, 2]
+
+
 def subtree_ends(tree: PrefixTree) -> np.ndarray:
     """One past the number of each node's last descendant; (nodes,)."""
     ends = np.arange(1, len(tree) + 1)
