@@ -113,9 +113,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sample the mutants, and collect only the files of the tests that reach one."""
     again = re.compile(str(config.getoption("--again")))
     known = json.loads(TABLE.read_text())["mutants"] if TABLE.exists() else []
-    done = {
-        row.key: row for row in (Mutant(**row) for row in known) if not again.search(f"{row.module}:{row.function}")
-    }
+    rows = [Mutant(**row) for row in known]
+    decided = [row for row in rows if row.killed_by or row.equivalent]
+    done = {row.key: row for row in decided if not again.search(f"{row.module}:{row.function}")}
     mutants, callers = all_mutants(), Callers()
     DONE.update((key, replace(row, line=mutants[key][0].line)) for key, row in done.items() if key in mutants)
     for key, (mutant, change) in list(mutants.items())[: config.getoption("--mutants")]:
