@@ -182,14 +182,9 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        section: RLSection,
-        environment: RLEnvironment,
-        identity: Identity,
-        seed: int,
-        folder: Path,
+        self, section: RLSection, environment: RLEnvironment, identity: Identity, seed: int, folder: Path,
         teacher: ServedTeacher | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.section, self.environment, self.identity = section, environment, identity
         self.seed, self.folder, self.teacher = seed, folder, teacher
         self._constant, self._counting = 0, Lock()
