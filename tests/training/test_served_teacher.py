@@ -29,6 +29,7 @@ from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.fake_vllm import FakeVllm
 from tests.support.loopback import Loopback, Refusal
+from tests.support.models import make_base
 from tests.support.policy_updates import FixedLink, worker_in
 from tests.support.reinforcement import RL, make, prepared, rows
 from tests.support.serving import NEEDS_VLLM
@@ -43,7 +44,9 @@ def engine_at(url: str, **keys: Any) -> dict[str, Any]:
 
 
 def section_at(url: str) -> RLSection:
-    return RLSection.model_validate({**OPD, "teacher_engine": engine_at(url), "max_response_tokens": 100})
+    return RLSection.model_validate(
+        {**OPD, "teacher_engine": engine_at(url), "max_prompt_tokens": 100, "max_response_tokens": 100}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> Path:
-    return make_speaking_base(tmp_path_factory.mktemp("teacher"), seed=1)
+    return make_base(tmp_path_factory.mktemp("teacher"), CHAT)
 
 
 def forked_rollout(number: int) -> RolloutRecord:
@@ -205,7 +208,7 @@ def test_section_with_a_teacher_that_cannot_score_is_refused(change, message):
 
 
 def real_vllm(folder: Path, log: Path) -> AbstractContextManager[Any]:
-    options = {"dtype": "float32", "enforce-eager": True, "max-model-len": 1024}
+    options = {"dtype": "float32", "enforce-eager": True, "max-model-len": 256}
     return closing(VllmServer(folder, "big", log=log, options=options))
 
 
