@@ -371,8 +371,7 @@ class RLSection(ServerSection):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and (self.engine != "transformers" or self.teacher_engine):
             raise ValueError(
-                'rl.repeatable needs rl.engine = "transformers" and no rl.teacher_engine: a server decides its batches '
-                "itself"
+                'rl.repeatable needs rl.engine = "transformers", no rl.teacher_engine: a server decides its batches'
             )
         not_ahead = {
             "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
