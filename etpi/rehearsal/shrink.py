@@ -348,6 +348,11 @@ def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
         one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
         small.need("rl_checkpoint", f"vLLM (make gpu, or make vllm); the in-process engine rolls out here{one}")
         values |= {key: RLSection.model_fields[key].get_default(call_default_factory=True) for key in _OF_SERVERS}
+    if rl["method"] == "opd":
+        served = rl.get("teacher_engine") or {}
+        named = f"{', '.join(served['urls'])} that serves {served['model']}" if served else rl["teacher"]
+        small.need("rl_checkpoint", f"the teacher, {named}; GRPO trains here")
+        values |= {"method": "grpo", "teacher": None, "teacher_engine": None}
     return values
 
 

@@ -277,9 +277,8 @@ def blame(
     }
     splits = {seed: table["split"].to_pylist() for seed, table in heldout.items()}
     checks = [blaming.outcomes_vary(splits, section.metric), blaming.enough_tasks(len(seen), len(tasks - seen))]
-    names = ("matches_gradients", "every_row_blamed")
     if not all(check.passed for check in checks):
-        checks += [outcome(name, None) for name in names]
+        checks += [outcome(name, None) for name in ("matches_gradients", "every_row_blamed")]
         return Produced(tables={name: empty(name) for name in run.node.tables}, checks=checks)
     rows = _blamed_checkpoints(section, sft_checkpoint)
     base = base_checkpoint.read("checkpoints").to_pylist()[0]

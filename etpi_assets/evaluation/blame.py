@@ -44,12 +44,8 @@ def advantages(rollouts: pa.Table, scores: pa.Table, metric: str, seed: int, tas
     values = {}
     for row in scores.to_pylist():
         value = row["reward" if metric == "solved" else metric]
-        if (
-            row["rollout_id"] in chosen
-            and row["task_id"] in tasks
-            and value is not None
-            and not row["infrastructure_error"]
-        ):
+        counts = row["rollout_id"] in chosen and row["task_id"] in tasks and not row["infrastructure_error"]
+        if counts and value is not None:
             values[row["rollout_id"]] = float(value == 1.0 if metric == "solved" else value)
     mean = sum(values.values()) / max(1, len(values))
     return {name: (value - mean) / len(values) for name, value in values.items() if value != mean}

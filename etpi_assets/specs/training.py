@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from etpi_assets.specs.rollout_set import AgentSection, TinySection
+from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
@@ -213,6 +213,9 @@ class RLSection(ServerSection):
     teacher: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["checkpoint:0b1d05ed0c3eb2ce"])
     """opd: the model that scores the policy's tokens: `checkpoint:HASH` of this lake, `hub:REPO@COMMIT` or
     `package:NAME==VERSION@SHA256`, with the policy's vocabulary."""
+    teacher_engine: Annotated[EngineSection | None, Omitted(None)] = None
+    """opd: instead of `teacher`, a teacher behind vLLM servers that run, `kind = "vllm"` with `urls`; for rollouts at
+    `agent.temperature = 1`."""
     distil_weight: Annotated[float, Omitted(1.0)] = Field(default=1.0, gt=0)
     """opd: weight of log p_teacher - log p_policy in a token's advantage."""
     outcome_weight: Annotated[float, Omitted(0.0)] = Field(default=0.0, ge=0)
@@ -356,12 +359,20 @@ class RLSection(ServerSection):
                 f"rl.warmup_steps = {self.warmup_steps}: the first step's learning rate is 0, and it is the only one "
                 "that the used checkpoint gets; set rl.warmup_steps = 0 or use a later step"
             )
-        if (self.method == "opd") != (self.teacher is not None):
-            raise ValueError('rl.teacher belongs to rl.method = "opd", which needs it')
+        teachers = [named for named in (self.teacher, self.teacher_engine) if named is not None]
+        if len(teachers) != (self.method == "opd"):
+            raise ValueError('rl.method = "opd" needs rl.teacher or rl.teacher_engine; other methods take neither')
+        if served := self.teacher_engine:
+            if served.kind != "vllm" or not served.urls:
+                raise ValueError('rl.teacher_engine needs kind = "vllm" and `urls`, the servers of the teacher')
+            if self.agent.temperature != 1.0:
+                raise ValueError("rl.teacher_engine needs rl.agent.temperature = 1: vLLM scores prompts at no other")
         if not self.suite or ((self.learns_from_rewards or self.refill) and not self.rewards):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
-        if self.repeatable and self.engine != "transformers":
-            raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')
+        if self.repeatable and (self.engine != "transformers" or self.teacher_engine):
+            raise ValueError(
+                'rl.repeatable needs rl.engine = "transformers", no rl.teacher_engine: a server decides its batches'
+            )
         not_ahead = {
             "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
             'needs rl.placement = "apart": servers that share the trainer\'s GPUs sleep while it trains': (

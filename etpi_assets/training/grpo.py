@@ -34,6 +34,7 @@ from etpi_assets.training.rounds import (
     read_rounds,
     task_hashes,
 )
+from etpi_assets.training.served_teacher import served_teacher
 from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
 PROBE_IDS = 128
 """Most ids of the prompt that proves a hand-over; the trainer has all of their logits in memory at the same time."""
+_WHERE_SERVED = {"teacher_engine": {"urls", "api_key_env", "timeout"}}
+"""Keys that say where a teacher is served, and change no result: a killed run resumes with other servers of it."""
 RESUME_CHECKPOINTS = 10
 """About how many checkpoints a long run has to resume from."""
 
@@ -101,7 +104,7 @@ class GrpoRequest(TrainingRequest):
     def _key(self, section: RLSection) -> str:
         depends = {
             "base": self.base_id,
-            "section": section.model_dump(mode="json") | {"dtype": self.dtype},
+            "section": section.model_dump(mode="json", exclude=_WHERE_SERVED) | {"dtype": self.dtype},
             "seed": self.seed,
             "tasks": [task.content_hash for task in self.environment.tasks],
             "chat_template": self.environment.chat.template,
@@ -147,15 +150,18 @@ def reinforce_once(
     def reinforce(folder: Path) -> dict[str, Any]:
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
         resume = _prepare(folder, rounds_folder, request.label, echo)
-        rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)
         with ExitStack() as stack:
+            section, environment = request.section, request.environment
+            opened = served_teacher(section, environment.chat, lake, rounds_folder, _probe(request))
+            teacher = stack.enter_context(opened)
+            rounds = Rounds(section, environment, request.identity, request.seed, rounds_folder, teacher)
             publish = generating = None
-            if request.section.engine == "vllm":
+            if section.engine == "vllm":
                 publish, generating = _start_servers(stack, lake, request, folder, echo)
             server = stack.enter_context(
                 PolicyServer(
                     rounds, request.identity.teacher or "", rounds.record, generating,
-                    request.section.ahead, request.section.partial_rollouts == "continue",
+                    section.ahead, section.partial_rollouts == "continue",
                 )
             )  # fmt: skip
             config = worker_config(lake, request, str(server.path), resume, publish)
@@ -228,6 +234,11 @@ def settings(section: RLSection) -> GrpoSettings:
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
+def _probe(request: GrpoRequest) -> list[int]:
+    """Return the prompt whose log-probs show which weights a server has."""
+    return first_prompt(request.section, request.environment, request.environment.tasks[0])[:PROBE_IDS]
+
+
 def _start_servers(
     stack: ExitStack, lake: Lake, request: GrpoRequest, folder: Path, echo: Callable[[str], None]
 ) -> tuple[PublishConfig, Generate]:
@@ -251,7 +262,7 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
     """
     from etpi_resources.trainers.policy_servers import ServerPlan, stored_dtype_name
 
-    section, environment = request.section, request.environment
+    section = request.section
     dtype, sleeping = stored_dtype_name(request.base_folder), section.placement == "shared" and accelerators()
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -273,7 +284,7 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         log=lake.scratch("servers") / f"policy-{request.key}.log",
         locks=[lake.machine_lock_file(f"server-{n}" if n else "server") for n in range(section.servers)],
         sleeping=sleeping,
-        probe=first_prompt(section, environment, environment.tasks[0])[:PROBE_IDS],
+        probe=_probe(request),
         bound=largest_gap(request.dtype, options["dtype"]),
     )
 

@@ -34,8 +34,9 @@ from etpi_assets.specs.training import FEW_TASKS, KEEP_GOING, RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
+from etpi_assets.training.served_teacher import ServedTeacher
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.engines import Completion, Engine, EngineView, Request
+from etpi_resources.engines import Completion, Engine, EngineUnavailable, EngineView, Request
 from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
@@ -135,12 +136,14 @@ class _Attempted:
 
     Attributes:
         versions: of the weights, by the ids of prompt and output of a turn.
+        teacher_logprobs: see `ServedTeacher.score`; None: no teacher is served.
     """
 
     task: Task
     place: int
     record: RolloutRecord
     versions: Mapping[tuple[int, ...], int]
+    teacher_logprobs: Sequence[float] | None = None
     left_out: Reason | None = None
     scores: Sequence[Score] = ()
     rewards: ByAgent = field(default_factory=lambda: {None: 0.0})
@@ -175,13 +178,15 @@ class Rounds:
             weights.
         seed: of the sampler.
         folder: of the rounds' files.
+        teacher: scores each rollout, if it is served.
     """
 
     def __init__(
-        self, section: RLSection, environment: RLEnvironment, identity: Identity, seed: int, folder: Path
-    ) -> None:
+        self, section: RLSection, environment: RLEnvironment, identity: Identity, seed: int, folder: Path,
+        teacher: ServedTeacher | None = None,
+    ) -> None:  # fmt: skip
         self.section, self.environment, self.identity = section, environment, identity
-        self.seed, self.folder = seed, folder
+        self.seed, self.folder, self.teacher = seed, folder, teacher
         self._constant, self._counting = 0, Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -191,6 +196,7 @@ class Rounds:
         Raises:
             RolloutsFailed: more rollouts broke than `max_broken` allows, or one has no ids.
             BadReward: a reward has no value.
+            EngineUnavailable: no server of the teacher answers, or one has other weights than in the first round.
         """
         size, tasks = self.section.group_size, self.environment.tasks
         for start in range(0, len(rows), size):
@@ -217,6 +223,8 @@ class Rounds:
             for place in requested:
                 placed[place].left_out = placed[place].left_out or "constant"
                 aside.append(placed[place])
+        if self.teacher:
+            self.teacher.require_same_weights()
         kept, replaced = [*chain(*groups)], Counter(a.place for a in aside)
         trained = [self._trained(a, step, replaced[a.place]) for a in kept]
         rows_aside = [self._row(a, step, None) for a in aside]
@@ -249,17 +257,28 @@ class Rounds:
 
     def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
         """Roll out a sample, again if it breaks (an infrastructure error may pass), and then another in its place."""
+        attempted = self._attempt(place, task, sample, engine)
+        if attempted.record.error is not None:
+            attempted = self._attempt(place, task, sample, engine)
+        if attempted.record.error is None:
+            return [attempted]
+        other = self._attempt(place, task, sample + REFILL, engine)
+        attempted.left_out, other.left_out = "replaced", None if other.record.error is None else "broken"
+        return [attempted, other]
+
+    def _attempt(self, place: int, task: Task, sample: int, engine: Engine) -> _Attempted:
+        """Roll out a sample once; a served teacher scores it."""
         policy, versions = _versioned(engine)
         record = self._roll_out(task, sample, policy)
-        if record.error is not None:
-            record = self._roll_out(task, sample, policy)
-        if record.error is None:
-            return [_Attempted(task, place, record, versions)]
-        other = self._roll_out(task, sample + REFILL, policy)
-        return [
-            _Attempted(task, place, record, versions, "replaced"),
-            _Attempted(task, place, other, versions, None if other.error is None else "broken"),
-        ]
+        attempted = _Attempted(task, place, record, versions)
+        if self.teacher and record.error is None:
+            try:
+                attempted.teacher_logprobs = self.teacher.score(record)
+            except EngineUnavailable:
+                raise
+            except RuntimeError as error:  # the server refuses this rollout
+                record.error = f"rl.teacher_engine: {error}"
+        return attempted
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
         environment, section = self.environment, self.section
@@ -319,7 +338,7 @@ class Rounds:
         if forest and self.section.mask_truncated and truncated:
             a.left_out = "truncated"
         row = self._row(a, step, forest)
-        advantages = None
+        advantages, scores = None, iter(a.teacher_logprobs or ())
         if forest is None or a.left_out:
             # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
             end = sorted(self.environment.chat.end_ids)[:1]
@@ -327,10 +346,11 @@ class Rounds:
         elif len(a.advantages) > 1:
             by_agent = [a.advantages[agent.agent_id] for agent in agents_of(a.record)]
             advantages = [by_agent[owner] for owner in forest.owners]
+        by_teacher = [next(scores) if generated else 0.0 for generated in forest.mask] if self.teacher else None
         return Sample(
             forest.prompt, forest.completion, forest.mask, forest.logprobs, row.reward, row.advantage,
             row.parsed, row.solved or 0.0, row.called, truncated, forest.forks, advantages, a.left_out, replaced,
-            row.version,
+            row.version, by_teacher,
         ), row  # fmt: skip
 
     def _truncated(self, record: RolloutRecord) -> float:
@@ -390,7 +410,7 @@ def drop_rounds_from(folder: Path, step: int) -> int:
     late = [path for path in folder.glob("round-*") if _step(path) >= step]
     for path in (*late, *folder.glob(".round-*")):  # the second were being written when the run was killed
         path.unlink()
-    return sum(path.suffix != SUFFIX for path in late)
+    return sum(path.suffix == ".jsonl" for path in late)
 
 
 def read_rounds(folder: Path) -> Iterator[tuple[RewardedSample, RolloutRecord, np.ndarray | None]]:

@@ -30,8 +30,8 @@ _ROLLOUTS = """
     LEFT JOIN rollout_sets AS f ON r.origin = 'set' AND r.made_for = f.rollout_set
     LEFT JOIN tasks AS t ON r.suite = t.suite AND r.task_id = t.task_id
     LEFT JOIN (
-        SELECT experiment, rollout_id FROM blame GROUP BY experiment, rollout_id
-        QUALIFY percent_rank() OVER (PARTITION BY experiment ORDER BY sum(harm)) < 0.1 AND sum(harm) < 0
+        SELECT experiment, rollout_id FROM blame_rollouts
+        QUALIFY percent_rank() OVER (PARTITION BY experiment ORDER BY harm) < 0.1 AND harm < 0
     ) AS b ON r.rollout_id = b.rollout_id"""
 
 KEPT = "kept_flips.jsonl"

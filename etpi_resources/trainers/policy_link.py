@@ -144,6 +144,7 @@ class Sample:
         left_out: why the rollout is in no loss; then the mask is 0. None: it is trained on.
         replaced: rollouts that it replaces: they broke, or their group had no variance.
         version: optimiser steps done by the oldest weights that generated a turn; None: by those it is trained with.
+        teacher_logprobs: of each id of the completion, by a served teacher, as `logprobs`; None: there is none.
     """
 
     prompt_ids: Sequence[int]
@@ -161,6 +162,7 @@ class Sample:
     left_out: str | None = None
     replaced: int = 0
     version: int | None = None
+    teacher_logprobs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)

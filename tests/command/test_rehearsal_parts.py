@@ -451,6 +451,23 @@ def test_shrunk_reinforcement_is_valid_and_its_used_step_has_a_learning_rate(fol
     assert small.group_size == valid.group_size and bool(small.use_step) == bool(valid.use_step)
 
 
+@pytest.mark.parametrize(
+    ("teacher", "named"),
+    [
+        ({"teacher": "checkpoint:0b1d"}, "checkpoint:0b1d"),
+        (
+            {"teacher_engine": {"kind": "vllm", "teacher": "t", "model": "big", "urls": ["http://gpu2:8000"]}},
+            "http://gpu2:8000 that serves big",
+        ),
+    ],
+)
+def test_teacher_of_a_distillation_is_a_need_and_the_rehearsal_does_without_it(folder, teacher, named):
+    section = {"method": "opd", "suite": "s", "agent": {"temperature": 1.0}, **teacher}
+    dumped, small = RLSection.model_validate(section).model_dump(mode="json"), Rehearsal("x", folder)
+    assert RLSection.model_validate(shrink_module._rl(dumped, small)).method == "grpo"
+    assert any(named in need for needs in small.needs.values() for need in needs)
+
+
 def test_first_step_of_a_warm_up_is_no_checkpoint_to_use():
     shipped = SHIPPED.experiments["terminal_grpo_0_8b"].rl.model_dump()
     for changed in ({"use_step": 1}, {"use_step": None, "steps": 1}):

@@ -23,6 +23,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.training import RLSection
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, Ref
@@ -353,6 +354,20 @@ def test_card_of_an_experiment_that_trained_nothing_says_so(tables):
     assert "**Nothing was trained**" in card and "| Teachers | strong |" in card
     assert not [words for words in ("A checkpoint trained", "Optimiser", "Epochs", "fine-tuning]") if words in card]
     assert "Nothing was trained" not in _card(tables)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "named"),
+    [
+        ({"teacher": "checkpoint:0b1d"}, "checkpoint:0b1d"),
+        ({"teacher_engine": {"kind": "vllm", "teacher": "t", "model": "big", "urls": ["http://gpu2:8000"]}}, "big"),
+    ],
+)
+def test_card_of_a_distilled_student_names_its_teacher(tables, teacher, named):
+    section = {"method": "opd", "suite": "s", "agent": {"temperature": 1.0}, **teacher}
+    card = _card(tables, SPEC.model_copy(update={"rl": RLSection.model_validate(section)}))
+    assert "stage 2, OPD: s" in card and "| Reinforcement | OPD on s" in card and f"| RL teacher | {named} |" in card
+    assert "gpu2" not in card and "RL teacher" not in _card(tables)
 
 
 def test_card_and_report_begin_with_the_main_metric(tables):

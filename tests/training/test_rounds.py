@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
 from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_applied
-from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection, EngineSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.training import grpo_checks
@@ -36,14 +36,17 @@ from etpi_assets.training.rounds import (
     read_rounds,
     with_prompts_that_fit,
 )
+from etpi_assets.training.served_teacher import ServedTeacher, served_teacher
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.engines import Completion, Request
+from etpi_resources.engines import Completion, EngineUnavailable, Request
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
+from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.trainers.policy_link import Fork
+from tests.support.loopback import Loopback, Refusal, status
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -87,9 +90,9 @@ class Mixed:
         """Nothing is held."""
 
 
-def rounds(folder, section: RLSection = SECTION) -> Rounds:
+def rounds(folder, section: RLSection = SECTION, teacher: ServedTeacher | None = None) -> Rounds:
     identity = Identity("k" * 16, "rl", "policy", teacher="p", experiment="e", checkpoint_role="rl", seed=0)
-    return Rounds(section, ENVIRONMENT, identity, 0, folder)
+    return Rounds(section, ENVIRONMENT, identity, 0, folder, teacher)
 
 
 def test_round_is_rewarded_stored_and_read_back(tmp_path):
@@ -243,6 +246,64 @@ def test_run_on_a_teachers_probabilities_alone_needs_no_variance(tmp_path, monke
     section = SECTION.model_copy(update={"method": "opd", "teacher": "checkpoint:t", "outcome_weight": weight})
     with pytest.raises(NoVariance) if weight else nullcontext():
         rounds(tmp_path, section)(0, [0] * 4 + [0] * 4, Uneven())
+
+
+SERVED = SECTION.model_copy(
+    update={"method": "opd", "max_broken": 1.0, "teacher_engine": EngineSection(
+        kind="vllm", teacher="t", model="big", urls=("http://127.0.0.1:1",), timeout=2.0
+    )}
+)  # fmt: skip
+
+
+@contextmanager
+def served_rounds(folder, server: Loopback, **changes: Any) -> Iterator[Rounds]:
+    assert SERVED.teacher_engine
+    engine = SERVED.teacher_engine.model_copy(update={"urls": (server.url,)})
+    section = SERVED.model_copy(update={"teacher_engine": engine, **changes})
+    with served_teacher(section, CHAT, Lake(folder / "lake"), folder / "rounds", [1, 2]) as teacher:
+        yield rounds(folder / "rounds", section, teacher)
+
+
+def refuse_thoughts(body: dict[str, Any]) -> list[float]:
+    if CHAT.encode("<thinking>")[0] in body["prompt"][-60:]:
+        raise Refusal(400, "the prompt is too long")
+    return [-0.5] * (len(body["prompt"]) - 1)
+
+
+def test_rollout_that_the_teacher_s_server_refuses_is_broken(tmp_path):
+    with Loopback("big") as server, served_rounds(tmp_path, server) as run:
+        server.scores = refuse_thoughts
+        samples = run(0, [0] * 4 + [1] * 4, Mixed())
+        kept = list(read_rounds(tmp_path / "rounds"))
+        run.section = run.section.model_copy(update={"max_broken": 0.0})
+        with pytest.raises(RolloutsFailed, match="broke twice: rl.teacher_engine: .*the prompt is too long"):
+            run(1, [0] * 4 + [1] * 4, Mixed())
+    refused = [bool(record.error) for _, record, _ in kept[:8]]
+    assert [sample.left_out == "broken" for sample in samples] == refused and 0 < sum(refused) < 8
+    assert any(sample.replaced and not sample.left_out for sample in samples)
+    for sample in samples:
+        assert sample.teacher_logprobs == [0.0 if sample.left_out else -0.5] * len(sample.mask)
+
+
+def test_teacher_with_other_weights_than_in_the_first_round_stops_the_run(tmp_path):
+    with Loopback("big") as server:
+        with served_rounds(tmp_path, server) as run:
+            run(0, [0] * 4, Mixed())
+        server.scores = lambda body: [-0.55] * (len(body["prompt"]) - 1)
+        with served_rounds(tmp_path, server) as run:
+            with pytest.raises(EngineUnavailable, match="other weights as 'big' than .* 0.050 nats"):
+                run(1, [0] * 4, Mixed())
+            assert {row.step for row, *_ in read_rounds(tmp_path / "rounds")} == {0}
+            assert drop_rounds_from(tmp_path / "rounds", 0) == 1
+            run(0, [0] * 4, Mixed())
+
+
+def test_teacher_that_no_longer_takes_the_key_stops_the_run(tmp_path):
+    with Loopback("big") as server, served_rounds(tmp_path, server) as run:
+        server.always = status(401)
+        with pytest.raises(EngineUnavailable, match="401"):
+            run(0, [0] * 4, Mixed())
+    assert not list((tmp_path / "rounds").iterdir())
 
 
 def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):

@@ -148,10 +148,6 @@ def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> list[str]:
     return sorted({name for order in (harm, total) for name in sorted(order, key=order.__getitem__)[:count]})
 
 
-def main() -> None:
+if __name__ == "__main__":
     with open_worker(BlameWorkerConfig) as worker:
         worker.finish(run(worker))
-
-
-if __name__ == "__main__":
-    main()

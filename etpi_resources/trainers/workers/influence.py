@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -96,8 +95,7 @@ def norm(tensors: Iterable[torch.Tensor]) -> float:
 def along(direction: Direction, other: Direction) -> float:
     """Return the dot product of two gradients; a weight that one of them lacks counts as 0."""
     of = {id(parameter): value for parameter, value in other}
-    products = (float((value * of[id(p)]).sum(dtype=torch.float64)) for p, value in direction if id(p) in of)
-    return reduce(lambda total, product: total + product, products, 0.0)
+    return sum(float((value * of[id(p)]).sum(dtype=torch.float64)) for p, value in direction if id(p) in of)
 
 
 @torch.no_grad()

@@ -82,6 +82,14 @@ def _of_tokens(advantages: torch.Tensor) -> torch.Tensor:
     return advantages if advantages.dim() == 2 else advantages[:, None]
 
 
+def _padded(rows: Sequence[Sequence[float]], columns: int) -> torch.Tensor:
+    """Return rows of values as (B, columns) float64, with zeros after their ends."""
+    padded = torch.zeros(len(rows), columns, dtype=torch.float64)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = torch.tensor(values, dtype=torch.float64)
+    return padded
+
+
 @dataclass(frozen=True)
 class _Deferred:
     """A pass in parts: the function that scores a part, and the scores (B, C) at which gradients stop.
@@ -113,7 +121,7 @@ class PolicyTrainer(GRPOTrainer):
         statistics: log-probs and entropies of the share's tokens, from the first passes over it.
         sharded: whether each rank has a part of the policy's weights (FSDP2).
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
-        teacher: see `distil`; None: advantages are the groups' alone.
+        teacher: see `distil`; None: there is none, or it is served (`Sample.teacher_logprobs`).
         teacher_gaps: for each round (sum of log p_sampled - log p_teacher, tokens); the log empties it.
     """
 
@@ -191,18 +199,15 @@ class PolicyTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         advantages = torch.tensor([sample.advantage for sample in self.share], dtype=torch.float64)
         if any(sample.advantages is not None for sample in self.share):
-            of_tokens = advantages[:, None].repeat(1, output["completion_ids"].shape[1])
-            for row, sample in enumerate(self.share):
-                if sample.advantages is not None:
-                    of_tokens[row, : len(sample.mask)] = torch.tensor(sample.advantages, dtype=torch.float64)
-            advantages = of_tokens
+            of_tokens = [s.advantages or [s.advantage] * len(s.mask) for s in self.share]
+            advantages = _padded(of_tokens, output["completion_ids"].shape[1])
         if not torch.isfinite(advantages).all():
             raise RuntimeError("an advantage is not finite; look at the rewards of this step")
         output["advantages"] = advantages.to(output["advantages"])
         # TRL shuffles the samples before it divides them into passes, this column with them.
         output["places"] = torch.arange(len(self.share))
         self.statistics = RoundStatistics(self.share)
-        if self.teacher is not None:
+        if self.teacher is not None or self.share[0].teacher_logprobs is not None:
             output["advantages"] = self._distilled(output)
         return output
 
@@ -216,17 +221,21 @@ class PolicyTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _distilled(self, output: dict[str, Any]) -> torch.Tensor:
-        """Return the advantages (B, C) of the share's tokens; the teacher scores it once, in order."""
+        """Return the advantages (B, C) of the share's tokens; a teacher in this process scores it once, in order."""
         began, ids, size = time.monotonic(), output["completion_ids"], self.args.per_device_train_batch_size
-        parts = [self.share[at : at + size] for at in range(0, len(self.share), size)]
-        scores = [self._scored(self.teacher, part, ids.shape[1], ids.device, False)[0] for part in parts]
+        if self.teacher is None:
+            scores = _padded([sample.teacher_logprobs or () for sample in self.share], ids.shape[1]).to(ids.device)
+        else:
+            parts = [self.share[at : at + size] for at in range(0, len(self.share), size)]
+            scores = torch.cat([self._scored(self.teacher, s, ids.shape[1], ids.device, False)[0] for s in parts])
         mask = (output["completion_mask"] * output["tool_mask"]).bool()
-        gap = torch.where(mask, torch.cat(scores) - output["sampling_per_token_logps"], 0.0)
-        rows = zip(torch.cat(scores).float().cpu().numpy(), self.share, strict=True)
+        gap = torch.where(mask, scores.float() - output["sampling_per_token_logps"], 0.0)
+        rows = zip(scores.float().cpu().numpy(), self.share, strict=True)
         kept = [row[: len(sample.mask)][np.array(sample.mask, dtype=bool)] for row, sample in rows]
         self.statistics.teacher = [np.concatenate(kept)]
         self.teacher_gaps.append((-float(gap.sum()), int(mask.sum())))
-        self.seconds["teacher"] = time.monotonic() - began
+        if self.teacher is not None:
+            self.seconds["teacher"] = time.monotonic() - began
         return self._rl.distil_weight * gap + self._rl.outcome_weight * _of_tokens(output["advantages"])
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
