@@ -16,7 +16,7 @@ from etpi_assets.rollouts.journal import from_line
 from etpi_resources.lake.exchange import pull as pulling
 from etpi_resources.lake.exchange import push as pushing
 from etpi_resources.lake.exchange import removal
-from etpi_resources.lake.exchange.bucket import NOTHING, Bucket, ref_of, units_of
+from etpi_resources.lake.exchange.bucket import Bucket, ref_of, units_of
 from etpi_resources.lake.exchange.remote import Exchanged, Options, Remote, look, standing
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import Lake, LakeError
@@ -114,8 +114,10 @@ def remote(url: str | None, as_json: bool) -> int:
         pushed = max(
             (index.partitions[name] for name in names if name in index.partitions), key=lambda p: p.at, default=None
         )
-        reached = index.reached(u for n in names for u in units_of(n, remote.there.get(n, NOTHING)))
-        size = sum(size for unit in reached for size, _ in index.units[unit].files.values())
+        there = index.wanted([key]) if pushed else {}
+        reached = index.reached(unit for name, state in there.items() for unit in units_of(name, state))
+        units = [*reached, *index.journals(there, reached)]
+        size = sum(size for unit in units for size, _ in index.units[unit].files.values())
         row = {"set": set_name, "key": key, "states": dict(Counter(words[name] for name in names)), "bytes": size}
         rows_of_keys.append(row | {"pushed_by": pushed and pushed.by, "pushed_at": pushed and pushed.at})
     if as_json:

@@ -68,7 +68,10 @@ def checkpoint_folder(root: Path, path: str) -> Path:
             raise LakeError(str(error)) from error
     if not path.startswith(HUB):
         if not (folder := root / path).is_dir():
-            raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")
+            raise LakeError(
+                f"the checkpoint {folder} is missing. If the lake was pulled without weights, `etpi pull EXPERIMENT` "
+                "fetches it. Else restore a backup; or `etpi verify --set-aside`, and `etpi run` trains it again"
+            )
         return folder
     repo, _, revision = path.removeprefix(HUB).partition("@")
     from huggingface_hub import constants, snapshot_download

@@ -14,6 +14,7 @@ import numpy as np
 
 from etpi.audit.examine import Chain, Examiner, RawRow
 from etpi.audit.report import SHOWN, Example, Report
+from etpi.init.student import read_student
 from etpi_assets.curation.gates import prompt_length_ratio
 from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, read_map, read_options
 from etpi_assets.importers.account import Account, findings
@@ -53,7 +54,7 @@ def audit_file(
     size = sum(file.stat().st_size * (_PACKED if file.name.endswith(packed) else 1) for file in files_below(path))
     factory, account = partial(Examiner, model, heldout, read), Account()
     workers = workers_for(size * _SECONDS_PER_BYTE)
-    blocks = _blocks(_items(chosen, path, account))
+    blocks = _blocks(_items(chosen, path, model, account))
     for part, chains, prompts in ordered_map(factory, blocks, workers=workers, reads=[path]):
         report.add(part)
         repeats.add(chains)
@@ -75,13 +76,16 @@ def audit_file(
     return report
 
 
-def _items(chosen: Plan, path: Path, account: Account) -> Iterator[RawRow | ImportResult]:
+def _items(chosen: Plan, path: Path, model: str, account: Account) -> Iterator[RawRow | ImportResult]:
     """Yield the rows of formats of rows unread, so that workers read them, and the rollouts of other formats."""
+    options = {}
     for name, units in chosen.inputs:
         importer = importer_named(name)
         for unit in units:
             if importer.of_row is None:
-                yield from importer.results(unit, path, read_options({}, account))
+                if not options and (chat := read_student(model).chat):
+                    options = {"tokenizer": chat.name}
+                yield from importer.results(unit, path, read_options(options, account))
                 continue
             for number, row in importer.iter_rows(unit):
                 yield RawRow(name, unit, source_of(unit, path), number, row)

@@ -100,7 +100,7 @@ def from_trajectories(source: str, answers: Answers) -> int:
     if answers.as_json:
         click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
         return 0
-    click.echo(trajectories.summary(survey, student))
+    click.echo(trajectories.summary(survey, student, answers.preset))
     click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if survey.stopping:
         names = ",".join(each.name for each in survey.stopping)

@@ -279,7 +279,7 @@ def _licences(path: Path) -> Counter[str]:
     return Counter(str(row[key]) for row in rows if isinstance(row, Mapping) for key in _LICENCES if row.get(key))
 
 
-def summary(result: Survey, student: Student) -> str:
+def summary(result: Survey, student: Student, preset: str | None) -> str:
     """Return the survey as a few lines, counts first."""
     looked = "" if result.looked == result.inputs else f"; looked at the first {result.looked:,}"
     inputs = "uncounted" if result.inputs is None else f"{result.inputs:,}"
@@ -323,6 +323,8 @@ def summary(result: Survey, student: Student) -> str:
     if result.unanswered:
         first = next(iter(result.unanswered))
         lines.append(f"  {len(result.unanswered)} conversations have calls without results, first {first}")
+    if result.think_turns and strips_think(preset):
+        lines.append(f"  {result.think_turns} think blocks are not trained (pairs.strip_think = false trains them)")
     lines += _dropped(result)
     lines += [
         f"  {n} conversations cannot be written in the student's template: {why}"

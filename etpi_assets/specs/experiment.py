@@ -13,7 +13,7 @@ from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import near
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
-from etpi_assets.specs.section import Omitted, Operational, Section
+from etpi_assets.specs.section import DISTINCT, Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
@@ -184,9 +184,9 @@ class Decoding(Section):
 
     name: str
     """Name in tables and reports, such as `greedy`."""
-    temperature: float = 0.0
+    temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature; 0 is greedy."""
-    top_p: float = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: the probability mass sampled from."""
 
 
@@ -210,16 +210,19 @@ class EvaluateSection(Section):
     """The split of the suite."""
     tasks: int | None = Field(default=24, ge=1)
     """Only the first N tasks of the split; "none": all."""
-    roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
+    roles: Annotated[tuple[Literal["base", "sft", "rl"], ...], DISTINCT] = ("base", "sft")
     """The evaluated checkpoints: the base, the fine-tuned, the reinforced. The last is in the default if [rl] has a
     method."""
-    decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
+    decodings: Annotated[tuple[Decoding, ...], DISTINCT] = (
+        Decoding(name="greedy"),
+        Decoding(name="t1", temperature=1.0),
+    )
     """Ways of sampling; every checkpoint runs every one."""
-    sample_seeds: tuple[int, ...] = (0,)
+    sample_seeds: Annotated[tuple[int, ...], DISTINCT] = (0,)
     """Seeds of the sampler; a greedy decoding uses only the first."""
     steering_probe: bool = False
     """Also roll out the base with the steering prompt."""
-    budgets: tuple[Budget, ...] = ()
+    budgets: Annotated[tuple[Budget, ...], DISTINCT] = ()
     """Also roll out trained checkpoints under each of these budgets."""
     agent: AgentSection = AgentSection()
     """The agent loop of the evaluation."""
@@ -234,13 +237,6 @@ class EvaluateSection(Section):
     @classmethod
     def _agent_has_the_harness(cls, values: Any) -> Any:
         return with_harness(values)
-
-    @model_validator(mode="after")
-    def _budget_names_are_unique(self) -> EvaluateSection:
-        names = [budget.name for budget in self.budgets]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"evaluate.budgets: the names {repeated} are used twice; give each budget its own")
-        return self
 
 
 Rate = Literal["solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"]
@@ -314,11 +310,11 @@ class ExperimentSpec(Section):
 
     title: str
     """One line for people, shown in reports and on the leaderboard."""
-    rollout_sets: tuple[str, ...]
+    rollout_sets: Annotated[tuple[str, ...], DISTINCT]
     """The rollout sets that training data are selected from."""
     preset: Preset | None = Field(default=None, exclude=True)
     """Named values that this spec starts from (docs/reference/presets.md); keys of the spec replace them."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(default=(0,), min_length=1)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], DISTINCT] = Field(default=(0,), min_length=1)
     """Training seeds; each gives its own checkpoints."""
     requires: Annotated[Literal["cpu", "gpu"] | GpusSection, PlainSerializer(str)] = "cpu"
     """Hardware that training requires; with `cpu` a GPU is used where there is one. `{gpus = 2, memory_gb = 80}` also

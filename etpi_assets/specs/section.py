@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     ConfigDict,
@@ -37,6 +38,17 @@ PARSED_AGAIN = {"parsed_again": True}
 class Operational:
     """Marks a key that changes no result, such as where progress is reported: `Annotated[bool, Operational()]`. The
     resolved spec never has it, so it is part of no hash, and setting it makes nothing stale."""
+
+
+def _require_distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    names = [getattr(item, "name", item) for item in items]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(map(repr, repeated))} occurs twice; write each once")
+    return items
+
+
+DISTINCT = AfterValidator(_require_distinct)
+"""Refuses a list that has a value, or a table's `name`, twice: the rollouts of both would be counted as one's."""
 
 
 class Section(BaseModel):

@@ -110,6 +110,22 @@ def test_prepared_set_of_datasets_is_read_as_it_is(student, clean, tmp_path):
     assert kinds(cut)["unreadable"] == 1 and "bad_arrow" in cut.findings["unreadable"].examples[0].detail
 
 
+@pytest.mark.parametrize("by", ["row", "rollout"])
+def test_ids_of_pairs_are_read_with_the_models_tokenizer(by, student, clean, tmp_path):
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    pairs = [
+        {"input_ids": row["input_ids"][:start], "output_ids": row["input_ids"][start:end], "metadata": metadata}
+        for number, row in enumerate(rows)
+        for turn, (start, end) in enumerate(spans_of(row["labels"]))
+        for metadata in [
+            {"rollout_id": f"r{number}", "turn": turn} if by == "rollout" else {"task_id": f"{number}/{turn}"}
+        ]
+    ]
+    report = audit_file(write_rows(tmp_path / "pairs.jsonl", pairs), student)
+    assert report.format == "tito" and "unreadable" not in report.findings
+    assert (report.rows, report.labels) == (COUNT if by == "rollout" else len(pairs), 3 * COUNT)
+
+
 def test_missing_end_is_marked_behind_the_last_id(student, clean, tmp_path):
     rows = [as_ids(clean[0], chat_of(student))]
     id_faults(chat_of(student))["no_end cut"](rows[0])

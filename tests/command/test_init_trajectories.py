@@ -127,7 +127,18 @@ def test_thoughts_are_counted_as_training_reads_them(cwd, capsys, text, thoughts
     row = {"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": text}]}
     (cwd / "runs.jsonl").write_text(json.dumps(row) + "\n")
     assert init("--model", "tiny") == 0
-    assert f"think blocks: {thoughts} turns" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"think blocks: {thoughts} turns" in output
+    assert ("pairs.strip_think = false" in output) == bool(thoughts)
+
+
+def test_thoughts_that_a_preset_trains_are_not_said_to_be_left_out(cwd, capsys):
+    text = "<think>\nTide.\n</think>\n\nA."
+    row = {"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": text}]}
+    (cwd / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    assert init("--model", "tiny", "--preset", "structured_cot") == 0
+    output = capsys.readouterr().out
+    assert "think blocks: 1 turns" in output and "pairs.strip_think" not in output
 
 
 def test_map_is_written_into_the_spec(cwd, capsys):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from etpi.exchange import remote
 from etpi_resources.lake import moves
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.check_outcome import CheckOutcome
@@ -91,6 +92,18 @@ def test_a_dry_run_moves_nothing_and_states_the_size(tmp_path, bucket):
     assert push(lake, bucket).bytes == planned.bytes
     assert pull(copy, bucket, (), Options(dry_run=True)).bytes == planned.bytes
     assert copy.current(PAIRS) is None and Remote.of(copy) == Remote()
+
+
+@pytest.mark.parametrize("key", ["plan_first", "s", "other"])
+def test_remote_states_the_size_that_a_pull_of_the_key_fetches(tmp_path, monkeypatch, capsys, key):
+    lake, url = filled(tmp_path / "a"), str(tmp_path / "bucket")
+    with_weights(lake)
+    write_journal(lake.scratch("rollouts/s/c0de") / "journal-1.jsonl", "1")
+    push(lake, Bucket(url))
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "b"))
+    remote(url, as_json=True)
+    sizes = {row["key"]: row["bytes"] for row in json.loads(capsys.readouterr().out)["keys"]}
+    assert sizes[key] == pull(Lake(tmp_path / "b"), Bucket(url), [key], Options(dry_run=True)).bytes
 
 
 @pytest.mark.parametrize(("prefer", "winner"), [("ours", 0), ("theirs", 1)])

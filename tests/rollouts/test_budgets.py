@@ -37,11 +37,6 @@ def test_trained_checkpoints_run_under_each_budget_and_the_base_under_its_own():
     assert {c.decoding for c in base if c.agent.steering} == {"greedy+steering", "t1+steering"}
 
 
-def test_two_budgets_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"\['long'\] are used twice"):
-        EvaluateSection.model_validate({"suite": "s", "budgets": [{"name": "long", "max_steps": 2}, {"name": "long"}]})
-
-
 @pytest.mark.parametrize("change", ["max_steps = 150", "max_model_len = 4096"])
 def test_editing_a_budget_makes_evaluation_stale_and_retrains_nothing(world, change):
     def budget(bound: str) -> None:

@@ -57,6 +57,7 @@ def test_reference_at_full_size_resolves_and_names_its_hardware(name, tmp_path, 
         ("[rl]\nlr = 1", "rl.lr", "'rl.learning_rate'"),
         ("[train]\ngrad_accum = 1", "train.grad_accum", "'train.batch_tokens'"),
         ("[rl]\ngrad_accum = 1", "rl.grad_accum", "'rl.accumulate'"),
+        ("[train]\ntuning = 'lora'", "train.tuning", "'train.method'"),
         ('model = "x"', "model", "'base'"),
         ("[train]\nlora_r = 1", "train.lora_r", "'train.lora_rank'"),
         ("[train]\nmax_seq_length = 1", "train.max_seq_length", "'dataset.max_length'"),
@@ -83,6 +84,23 @@ def test_unknown_key_names_file_key_and_nearest(folder, text, key, near):
 def test_error_of_toml_names_file_line_and_column(folder, text, place):
     message = str(_experiment(folder, 'title = "e"\nrollout_sets = ["few"]\n' + text).error)
     assert "experiments/mine.toml: not TOML: " in message and message.endswith(f" at {place}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seeds", "[0, 1, 0]"),
+        ("rollout_sets", '["few", "few"]'),
+        ("evaluate.roles", '["base", "base"]'),
+        ("evaluate.sample_seeds", "[3, 3]"),
+        ("evaluate.decodings", '[{name = "t", temperature = 0.5}, {name = "t", temperature = 1.0}]'),
+        ("evaluate.budgets", '[{name = "long", max_steps = 2}, {name = "long"}]'),
+    ],
+)
+def test_list_that_names_something_twice_is_refused(folder, key, value):
+    write_spec(folder, "experiments", "first", EXPERIMENT)
+    error = str(_experiment(folder, f'extends = "first"\n{key} = {value}').error)
+    assert f"mine.toml: {key}: " in error and "occurs twice" in error
 
 
 def test_unknown_key_shows_the_meaning_of_the_nearest(folder):
