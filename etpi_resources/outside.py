@@ -12,6 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.inside import read_file
+
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 MOST_DEPTH = 200
@@ -54,7 +56,7 @@ def read_toml(text: str) -> dict[str, Any]:
 def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file, such as a model's config.json. Raises OSError, Unreadable."""
     try:
-        value = loads(file.read_bytes())
+        value = loads(read_file(file))
     except Unreadable as error:
         raise Unreadable(f"{file}: {error}") from None
     if not isinstance(value, dict):

@@ -5,6 +5,7 @@ A pinned name is `hub:REPO@COMMIT` or `package:NAME==VERSION@SHA256`.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from etpi_resources.chat import bounds
 from etpi_resources.chat.template_worker import compiled
 from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer
 from etpi_resources.errors import ExpectedError
+from etpi_resources.inside import read_text
 from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
@@ -97,11 +99,17 @@ def template_source(name: str) -> str:
         return folder_template(folder)
     if Path(name).is_dir():
         return folder_template(Path(name))
-    if Path(name).is_file():
-        return Path(name).read_text(encoding="utf-8")
+    if os.path.lexists(name):
+        return _template(Path(name))
     from etpi_resources.chat.tokenizers import qwen3
 
     return qwen3.chat_template(name)
+
+
+def _template(file: Path) -> str:
+    if not (text := read_text(file)).strip():
+        raise ValueError(f"{file} is empty: write a chat template to it, or name another in base.chat_template")
+    return text
 
 
 def folder_template(folder: Path) -> str:
@@ -112,13 +120,14 @@ def folder_template(folder: Path) -> str:
 
     Raises:
         FileNotFoundError: there is none, or none of several is named "default".
+        OSError, ValueError: its file is no regular file, too large, not UTF-8 or empty.
     """
     files = sorted(folder.glob("*.jinja"), key=lambda file: (file.name != "chat_template.jinja", file.name))
     if files:
-        return files[0].read_text(encoding="utf-8")
+        return _template(files[0])
     for file in (folder / CHAT_TEMPLATE, folder / TOKENIZER_CONFIG):
-        template = read_object(file).get("chat_template") if file.is_file() else None
-        if isinstance(template, str):
+        template = read_object(file).get("chat_template") if file.exists() else None
+        if isinstance(template, str) and template.strip():
             return template
         if template:
             listed = [one for one in template if isinstance(one, dict)] if isinstance(template, list) else []

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.inside import files_in
 from etpi_resources.outside import read_object
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def misread(folder: Path) -> bool:
 
     if not (folder / "tokenizer.json").is_file():
         return False
+    files_in(folder)  # transformers opens some of them by name
     plain = _core(folder)
     try:
         auto = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).backend_tokenizer
@@ -102,8 +104,9 @@ def misread(folder: Path) -> bool:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the files to `folder`; the configuration names a class that every transformers reads as tokenizer.json."""
+    files = set(files_in(source))
     for name in _FILES:
-        if (source / name).exists():
+        if source / name in files:
             shutil.copyfile(source / name, folder / name)
     config = _config(source)
     if config.get("tokenizer_class") == _NEW or misread(source):
