@@ -26,6 +26,7 @@ SECONDS, MOST_BYTES, MOST_CHARACTERS = 20, 1 << 30, 2_000_000
 """Of one rendering: seconds of computing, bytes of memory, and characters; both and MOST_TIMES its input."""
 
 MOST_TIMES = 16
+_SHOWN = 300
 _SMALL = 4096
 """Bytes of conversations whose texts are kept: labels of turns begin with the same ones."""
 
@@ -77,7 +78,8 @@ class _Worker:
 _IDLE: list[_Worker] = []
 """Used by all threads: `append` and `pop` of a list are atomic."""
 
-_AT_ONCE = threading.BoundedSemaphore(os.cpu_count() or 1)
+AT_ONCE = min(4, os.cpu_count() or 1)
+_TURN = threading.BoundedSemaphore(AT_ONCE)
 _REFUSED: dict[str, str] = {}
 """Template -> why no conversation of it is rendered any more."""
 
@@ -112,7 +114,7 @@ def _rendered(template: str, pickled: bytes) -> str:
         raise TemplateUnbounded(_REFUSED[template])
     most = MOST_CHARACTERS + MOST_TIMES * len(pickled)
     request = (SECONDS, MOST_BYTES + MOST_TIMES * len(pickled), most, template, pickled)
-    with _AT_ONCE:
+    with _TURN:
         while (worker := _idle()).pid != os.getpid():
             pass  # of the process that this one was forked from
         answer = worker.ask(request)
@@ -127,10 +129,14 @@ def _rendered(template: str, pickled: bytes) -> str:
         case ["refused" | "failed", message]:
             raise TemplateError(message)
         case None:
-            why = f"takes more than {SECONDS} s of computing for a conversation"
+            why = f"takes more than {SECONDS} s of computing"
         case _:
-            why = f"writes more than {most:,} characters for a conversation, or needs more than {MOST_BYTES >> 20} MiB"
-    _REFUSED[template] = f"the chat template {why}; write one that does not, or name another (base.chat_template)"
+            why = f"writes more than {most:,} characters, or needs more than {MOST_BYTES >> 20} MiB,"
+    last = str((pickle.loads(pickled).get("messages") or [""])[-1])
+    _REFUSED[template] = (
+        f"the chat template {why} for the conversation whose last message is {last[:_SHOWN]!r}; write one that does "
+        "not, or name another (base.chat_template)"
+    )
     raise TemplateUnbounded(_REFUSED[template])
 
 

@@ -6,9 +6,12 @@ A pinned name is `hub:REPO@COMMIT` or `package:NAME==VERSION@SHA256`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from etpi_resources.chat import bounds
 from etpi_resources.chat.template_worker import compiled
@@ -17,12 +20,16 @@ from etpi_resources.errors import ExpectedError
 from etpi_resources.inside import read_text
 from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
+from etpi_resources.process.pool import in_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
+_PART = 8
+"""Conversations that a thread renders before it hands them over, which costs a switch of threads."""
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 class TokenizerUnavailable(ExpectedError, OSError):
@@ -149,6 +156,34 @@ def own_templates() -> frozenset[str]:
     return frozenset(template_source(name) for name in ("tiny", "terminal"))
 
 
+def is_shipped(template: str) -> bool:
+    """Return whether etpi or TRL ships a template, so that this process renders it."""
+    from etpi_resources.chat.tokenizers import qwen3
+
+    return template in own_templates() or template in qwen3.chat_templates()
+
+
+def map_conversations(
+    template: str, function: Callable[[Item], Result], conversations: Iterable[Item]
+) -> Iterator[Result]:
+    """Yield what a function that renders returns for each conversation, in order.
+
+    Several are in work at a time if workers render the template: each renders while this process prepares others.
+    """
+    if is_shipped(template):
+        yield from map(function, conversations)
+        return
+    rest = iter(conversations)
+    parts = iter(lambda: list(islice(rest, _PART)), [])
+    with ThreadPoolExecutor(bounds.AT_ONCE, thread_name_prefix="render") as threads:
+        for results in in_order((threads.submit(_all, function, part) for part in parts), 2 * bounds.AT_ONCE):
+            yield from results
+
+
+def _all(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    return [function(item) for item in items]
+
+
 def render_template(
     tokenizer: Any,
     template: str,
@@ -165,10 +200,8 @@ def render_template(
         TemplateUnbounded: the template does not keep within the bounds of `bounds`.
         Exception: the template's own, of any class.
     """
-    from etpi_resources.chat.tokenizers import qwen3
-
     variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
     variables = {**tokenizer.special_tokens_map, **variables, **kwargs}
-    if template in own_templates() or template in qwen3.chat_templates():
+    if is_shipped(template):
         return compiled(template, trusted=True).render(variables)
     return bounds.render(template, variables)
