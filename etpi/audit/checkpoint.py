@@ -44,7 +44,8 @@ def audit_checkpoint(folder: Path, base: Path, server: Server | None = None) -> 
     if not (adapter or whole):
         raise ValueError(f"{folder} holds neither config.json nor adapter_config.json: name a folder with a checkpoint")
     require_torch("comparing weights")
-    files_in(folder), files_in(base)  # the libraries open every file by its name
+    for checked in (folder, base):
+        files_in(checked)  # the libraries open every file by its name
     if whole:  # an adapter is served with its base's files
         yield from _of_files(whole, base)
     saved, model, of_base = _compare(whole, adapter, base)

@@ -27,6 +27,7 @@ SECONDS, MOST_BYTES, MOST_CHARACTERS = 20, 1 << 30, 2_000_000
 
 MOST_TIMES = 16
 _SHOWN = 300
+_MORE_TRIES = 2
 _SMALL = 4096
 """Bytes of conversations whose texts are kept: labels of turns begin with the same ones."""
 
@@ -54,10 +55,10 @@ class _Worker:
         with suppress(BrokenPipeError):
             self._process.stdin.write(len(data).to_bytes(8, "big") + data)
             self._process.stdin.flush()
-            if head := self._process.stdout.read(8):
-                answer = self._process.stdout.read(int.from_bytes(head, "big")).decode("utf-8", "surrogatepass")
-                return answer.split("\n", 1)
-        self._process.stdin.close()
+            size = int.from_bytes(self._process.stdout.read(8), "big")
+            answer = self._process.stdout.read(size)
+            if size and len(answer) == size:  # a kill can cut it
+                return answer.decode("utf-8", "surrogatepass").split("\n", 1)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         self.close()
@@ -118,9 +119,10 @@ def _rendered(template: str, pickled: bytes) -> str:
         while (worker := _idle()).pid != os.getpid():
             pass  # of the process that this one was forked from
         answer = worker.ask(request)
-        if answer is None and not worker.out_of_time:  # ended from outside, perhaps long ago
-            worker = _Worker()
-            answer = worker.ask(request)
+        for _ in range(_MORE_TRIES):
+            if answer is None and not worker.out_of_time:  # ended from outside, perhaps long ago
+                worker = _Worker()
+                answer = worker.ask(request)
         if answer is not None:
             _IDLE.append(worker)
     match answer:
@@ -129,7 +131,7 @@ def _rendered(template: str, pickled: bytes) -> str:
         case ["refused" | "failed", message]:
             raise TemplateError(message)
         case None:
-            why = f"takes more than {SECONDS} s of computing"
+            why = f"takes more than {SECONDS} s of computing" if worker.out_of_time else "ends its process"
         case _:
             why = f"writes more than {most:,} characters, or needs more than {MOST_BYTES >> 20} MiB,"
     last = str((pickle.loads(pickled).get("messages") or [""])[-1])

@@ -29,7 +29,8 @@ _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
 _PART = 8
 """Conversations that a thread renders before it hands them over, which costs a switch of threads."""
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class TokenizerUnavailable(ExpectedError, OSError):
