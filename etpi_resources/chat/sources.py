@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from etpi_resources.chat import bounds
 from etpi_resources.chat.template_worker import compiled
-from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer
+from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer, vocab_size
 from etpi_resources.errors import ExpectedError
 from etpi_resources.inside import read_text
 from etpi_resources.outside import read_object
@@ -53,8 +53,7 @@ def token_texts(name: str) -> list[str]:
         FileNotFoundError, TokenizerUnavailable: as `load_chat_format`.
     """
     core = named_tokenizer(name).backend_tokenizer
-    size = max(core.get_vocab(with_added_tokens=True).values()) + 1
-    return core.decode_batch([[number] for number in range(size)], skip_special_tokens=False)
+    return core.decode_batch([[number] for number in range(vocab_size(core))], skip_special_tokens=False)
 
 
 def tokenizer_folder(name: str) -> Path:
