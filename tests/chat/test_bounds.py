@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import trl
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from etpi_resources.chat import bounds, sources
 from etpi_resources.chat.bounds import TemplateUnbounded, render
