@@ -1,12 +1,13 @@
 """Compare rendering by the bounded process with transformers' own, in this process: `python bench/rendering.py`.
 
-Conversations are of an agent with long histories (half) and of short questions (half). The ratio is of the medians of
-alternating rounds.
+Conversations are of an agent with long histories (half) and of short questions (half). They are rendered one by one,
+and in bulk as curation does. The ratios are of the medians of alternating rounds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from etpi_resources.chat import bounds
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.sources import render_template
+from etpi_resources.chat.sources import map_conversations, render_template
 
 ROUNDS = 7
 
@@ -47,25 +48,29 @@ def main() -> None:
     chat, talks = load_chat_format("qwen3"), conversations(400)
     template = chat.template + "{# not one that etpi ships #}"
 
-    def seconds(render: Callable[[list[Any]], str]) -> float:
-        start = perf_counter()
-        for talk in talks:
-            render(talk)
-        return perf_counter() - start
-
-    def here(talk: list[Any]) -> str:
-        return str(chat.tokenizer.apply_chat_template(talk, chat_template=template, tokenize=False))
-
-    def bounded(talk: list[Any]) -> str:
+    def one(talk: list[Any]) -> str:
         return render_template(chat.tokenizer, template, talk)
 
-    assert [here(talk) for talk in talks] == [bounded(talk) for talk in talks]
-    rounds = []
+    def here() -> list[str]:
+        return [str(chat.tokenizer.apply_chat_template(t, chat_template=template, tokenize=False)) for t in talks]
+
+    ways: dict[str, Callable[[], list[str]]] = {
+        "in_process": here,
+        "one_by_one": lambda: list(map(one, talks)),
+        "bulk": lambda: list(map_conversations(template, one, talks)),
+    }
+    assert len({tuple(render()) for render in ways.values()}) == 1
+    rounds = list[list[float]]()
     for _ in range(ROUNDS):
-        bounds._rendered_small.cache_clear()
-        rounds.append((seconds(here), seconds(bounded)))
-    plain, process = (median(column) for column in zip(*rounds, strict=True))
-    row = {"conversations": len(talks), "in_process_s": plain, "bounded_s": process, "ratio": process / plain}
+        rounds.append([])
+        for render in ways.values():
+            bounds._rendered_small.cache_clear()
+            start = perf_counter()
+            render()
+            rounds[-1].append(perf_counter() - start)
+    seconds = dict(zip(ways, map(median, zip(*rounds, strict=True)), strict=True))
+    ratios = {f"{name}_ratio": seconds[name] / seconds["in_process"] for name in ("one_by_one", "bulk")}
+    row = {"conversations": len(talks), "seconds": seconds, **ratios, "load": os.getloadavg()[0]}
     print(json.dumps({"machine": machine(), **row}, indent=1))
 
 

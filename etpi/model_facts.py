@@ -15,6 +15,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.report import Finding, report
 from etpi_resources.chat.tokenizer_files import misread
 from etpi_resources.checkpoints import text_settings
+from etpi_resources.inside import require_file
 from etpi_resources.outside import read_object
 
 
@@ -76,7 +77,7 @@ def _weights(folder: Path) -> Finding:
         return Finding("weights", "no *.safetensors", problem)
     try:
         tensors = [tensor for file in files for tensor in _tensors(file)]
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         return Finding("weights", f"{len(files)} files", f"a file of weights cannot be read: {error}; save it again")
     parameters = sum(prod(shape) for shape, _ in tensors)
     size = sum(file.stat().st_size for file in files)
@@ -87,7 +88,8 @@ def _weights(folder: Path) -> Finding:
 
 
 def _tensors(file: Path) -> list[tuple[list[int], str]]:
-    """Return shape and dtype of each tensor. Raises SafetensorError."""
+    """Return shape and dtype of each tensor. Raises OSError, SafetensorError."""
+    require_file(file)
     with safe_open(file, "np") as opened:
         slices = map(opened.get_slice, opened.keys())
         return [(part.get_shape(), part.get_dtype()) for part in slices]

@@ -1,4 +1,4 @@
-"""Paths that strangers wrote, joined to a folder: they lead to files of that folder and nowhere else."""
+"""Files whose paths users and strangers write: only regular files are opened, and of a folder only those inside it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
+from etpi_resources.errors import ExpectedError
+
 MOST_BYTES = 256 << 20
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 _NO_NAME = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
 """Characters that no file's name has, halves of surrogate pairs among them."""
 
 
-class PathOutside(OSError):
-    """A path leads out of its folder, or to something that is no file; or the file is too large."""
+class PathOutside(ExpectedError, OSError):
+    """A path leads out of its folder, or to something that is no regular file; or the file is too large."""
 
 
 def below(path: str) -> str:
@@ -32,14 +35,51 @@ def leads_inside(path: Path, folder: Path) -> bool:
     return os.path.commonpath([inside, os.path.realpath(path)]) == inside
 
 
+def require_file(path: Path, opened: int | None = None) -> None:
+    """Require that a path, or the file that was opened, is a regular file: opening a FIFO waits for a writer.
+
+    Libraries that open a path themselves are given it after this.
+
+    Raises:
+        PathOutside: it is anything else. OSError: there is nothing.
+    """
+    kind = stat.S_IFMT(os.stat(path if opened is None else opened).st_mode)
+    if kind != stat.S_IFREG:
+        raise PathOutside(f"{path} is {_KINDS.get(kind, 'a device')}, not a file; put a file there, or name another")
+
+
 def open_file(path: Path) -> BufferedReader:
-    """Open a file to read its bytes. Raises PathOutside for all else; OSError as `open`."""
-    # Not blocking, because opening a FIFO waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise PathOutside(f"{path} is no file")
-    return os.fdopen(descriptor, "rb")
+    """Open a file to read its bytes. Raises as `require_file`; OSError as `open`."""
+    require_file(path)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
+    try:
+        require_file(path, file.fileno())  # it may have been replaced meanwhile
+    except PathOutside:
+        file.close()
+        raise
+    return file
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a file. Raises as `open_file`; PathOutside if it has more than `most`."""
+    with open_file(path) as file:
+        return _content(file, path, most)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises as `read_file`; ValueError if it is not UTF-8."""
+    try:
+        return read_file(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return every file below a folder, sorted. Raises PathOutside for a FIFO, a socket or a device."""
+    found = sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir())
+    for path in found:
+        require_file(path)
+    return found
 
 
 def read_inside(folder: Path, path: str, most: int = MOST_BYTES) -> bytes:
@@ -49,8 +89,8 @@ def read_inside(folder: Path, path: str, most: int = MOST_BYTES) -> bytes:
         most: the number of bytes that it may have.
 
     Raises:
-        PathOutside: as `below`; the path leads out of the folder through a link; it leads to a device, a FIFO, a socket
-            or a folder; the file is larger. OSError: it cannot be read.
+        PathOutside: as `below` and `read_file`; the path leads out of the folder through a link.
+        OSError: it cannot be read.
     """
     root, named = Path(os.path.realpath(folder)), folder / below(path)
     if not leads_inside(named, folder):
@@ -59,11 +99,14 @@ def read_inside(folder: Path, path: str, most: int = MOST_BYTES) -> bytes:
         # The file that was opened, whatever was renamed meanwhile.
         if not Path(os.readlink(f"/proc/self/fd/{file.fileno()}")).is_relative_to(root):
             raise PathOutside(f"{named} leads out of {folder}; copy the file there")
-        if (size := os.fstat(file.fileno()).st_size) > most:
-            raise PathOutside(f"{named} has {size:,} bytes; at most {most:,} are read")
-        data = file.read(most + 1)  # files of /proc state no size
-    if len(data) > most:
-        raise PathOutside(f"{named} has more than {most:,} bytes")
+        return _content(file, named, most)
+
+
+def _content(file: BufferedReader, path: Path, most: int) -> bytes:
+    if (size := os.fstat(file.fileno()).st_size) > most:
+        raise PathOutside(f"{path} has {size:,} bytes; at most {most:,} are read")
+    if len(data := file.read(most + 1)) > most:  # files of /proc state no size
+        raise PathOutside(f"{path} has more than {most:,} bytes")
     return data
 
 

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from etpi_resources.inside import read_file
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -22,6 +25,8 @@ _LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
 """A TOML parser's time for a dotted key grows with the square of its parts."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGE_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{300}")
+"""In each number that may be infinite as a float."""
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPED_ASCII = re.compile(rb"\\(?:u00|/)")
 """Escapes with which a text can contain a secret in other bytes."""
@@ -54,7 +59,7 @@ def read_toml(text: str) -> dict[str, Any]:
 def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file, such as a model's config.json. Raises OSError, Unreadable."""
     try:
-        value = loads(file.read_bytes())
+        value = loads(read_file(file))
     except Unreadable as error:
         raise Unreadable(f"{file}: {error}") from None
     if not isinstance(value, dict):
@@ -85,7 +90,8 @@ def read_json(raw: bytes | bytearray, most_values: int, secret: str = "", shown:
         if max(depth, default=0) > MOST_DEPTH:
             raise Unreadable(f"its values are nested more than {MOST_DEPTH} deep")
     try:
-        value = json.loads(raw.decode("utf-8-sig", "replace"), parse_constant=lambda _: None)
+        finite = _finite if _LARGE_NUMBER.search(raw) else None
+        value = json.loads(raw.decode("utf-8-sig", "replace"), parse_constant=lambda _: None, parse_float=finite)
         hides = bool(secret) and (secret.encode() in raw or _ESCAPED_ASCII.search(raw) is not None)
         if hides or _ESCAPED_SURROGATE.search(raw):
             text = without_surrogates(json.dumps(value, ensure_ascii=False))
@@ -93,6 +99,10 @@ def read_json(raw: bytes | bytearray, most_values: int, secret: str = "", shown:
         return value
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is no JSON ({type(error).__name__})") from None
+
+
+def _finite(number: str) -> float | None:
+    return value if math.isfinite(value := float(number)) else None
 
 
 def most_values_in(raw: bytes | bytearray) -> int:

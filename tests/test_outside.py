@@ -21,13 +21,13 @@ from etpi_assets.tasks.family import Rejected
 from etpi_assets.tasks.harbor import folder, verifier
 from etpi_assets.worlds.calls import _report
 from etpi_resources.capture import conversation, dialects
-from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.sources import tokenizer_folder
+from etpi_resources.chat.format import TemplateRefuses, load_chat_format
+from etpi_resources.chat.sources import token_texts, tokenizer_folder
 from etpi_resources.checkpoints import context_length
 from etpi_resources.lake.exchange import journals
 from etpi_resources.lake.exchange.bucket import Index
 from etpi_resources.lake.manifest import LakeError
-from etpi_resources.outside import Unreadable, loads, read_object, read_toml
+from etpi_resources.outside import Unreadable, loads, read_json, read_object, read_toml
 from etpi_resources.rows.bounded import Unreadable as Refused
 from tests.support.rollouts import planning_pair
 
@@ -97,6 +97,14 @@ TOKENIZERS = {
     "a number as default": {"chat_template.jinja": None, "chat_template.json": '{"chat_template": {"default": 5}}'},
     "a panic": {"tokenizer.json": CHARSMAP},
     "a faulty pattern": {"tokenizer.json": {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}}}},
+    "a text that grows": {
+        "tokenizer.json": {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}] * 5,
+            }
+        }
+    },
     "a cut tokenizer": {"tokenizer.json": "{"},
 }
 
@@ -115,6 +123,28 @@ def test_faulty_file_of_a_tokenizer_is_an_expected_error(tmp_path, kind):
             (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises((OSError, ValueError), match=str(tmp_path)):
         load_chat_format(str(tmp_path))
+
+
+def test_tokenizer_with_an_id_of_billions_has_no_tables(tmp_path):
+    tokenizer = json.loads((tokenizer_folder("tiny") / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["far"] = 4_294_967_290
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with pytest.raises(ValueError, match="4,294,967,290"):
+        token_texts(str(tmp_path))
+    with pytest.raises(ValueError, match="4,294,967,290"):
+        _ = load_chat_format(str(tmp_path)).vocab_size
+
+
+def test_conversation_with_every_private_character_is_refused():
+    text = "".join(map(chr, range(0xE000, 0xF900))) + "<|im_end|>"
+    with pytest.raises(TemplateRefuses):
+        load_chat_format("tiny").prompt_ids([{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", "9" * 400 + ".5", "NaN", "Infinity"])
+def test_number_without_a_finite_value_is_none(number):
+    assert read_json(f'{{"a": {number}, "b": 1e-999, "c": 1e300}}'.encode(), 100) == {"a": None, "b": 0.0, "c": 1e300}
 
 
 @pytest.mark.parametrize("data", [b"short", (1 << 40).to_bytes(8, "little") + b"{}"])

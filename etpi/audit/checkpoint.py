@@ -16,6 +16,7 @@ from etpi_resources.chat.tokenizer_files import misread
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.errors import require_torch
+from etpi_resources.inside import files_in
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.outside import read_object
 from etpi_resources.trainers.contracts import SavedFigures
@@ -43,6 +44,8 @@ def audit_checkpoint(folder: Path, base: Path, server: Server | None = None) -> 
     if not (adapter or whole):
         raise ValueError(f"{folder} holds neither config.json nor adapter_config.json: name a folder with a checkpoint")
     require_torch("comparing weights")
+    for checked in (folder, base):
+        files_in(checked)  # the libraries open every file by its name
     if whole:  # an adapter is served with its base's files
         yield from _of_files(whole, base)
     saved, model, of_base = _compare(whole, adapter, base)

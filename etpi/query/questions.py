@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from etpi_assets.specs.plugins import near
+from etpi_resources.inside import read_text
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.questions import Question, reports
 
@@ -30,9 +31,9 @@ def find(name: str) -> Question:
     path = Path(name).expanduser()
     if path.is_file():
         try:
-            return Question(name, path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise QueryError(f"{path} is no SQL: byte {error.start} is not UTF-8") from error
+            return Question(name, read_text(path))
+        except (OSError, ValueError) as error:
+            raise QueryError(f"no SQL: {error}") from error
     raise QueryError(f"there is no file and no report {name!r}.{near(name, known)} `etpi sql --list` shows the reports")
 
 

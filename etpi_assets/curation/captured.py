@@ -19,6 +19,7 @@ from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses
+from etpi_resources.chat.sources import map_conversations
 from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.token_ids import arrays
 
@@ -66,32 +67,38 @@ def captured_agents(
     if native:  # of a conversation with ids, only the first prompt is read
         spoken = spoken.filter(pc.field("kind") == "prompt")
     turns, messages = _turns_by_agent(tables["turns"]), _messages_by_agent(spoken)
-    for row in tables["agents"].select(COLUMNS["agents"]).to_pylist():
-        key = _key(row)
-        rollout = rollouts[key[0]]
-        default = default_prompt(rollout["task_id"], row["agent_id"])
-        agent = CapturedAgent(
-            *key,
+    agents = (
+        CapturedAgent(
+            *_key(row),
             turns=(),
-            default=default,
+            default=default_prompt(rollout["task_id"], row["agent_id"]),
             facts={**{name: rollout[name] for name in _FACTS}, "role": row["role"]},
             finished=row["exit_status"] == "Submitted",
-            tools=tools,
+            tools=tools if native or tools is not None else recorded_tools(rollout["tools"]),
         )
-        if native:
-            prompt_of: dict[int, np.ndarray] = {}
-            if upcoming is not None and upcoming[0] == key:
-                prompt_of = {turn: prompt for (_, _, turn), prompt in upcoming[1]}
-                upcoming = next(prompts, None)
-            captured = [_captured_turn(t, prompt_of.get(t["turn"]), t["output"], t["capture"]) for t in turns[key]]
-            yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if default else None)
-        else:
-            offered = recorded_tools(rollout["tools"]) if tools is None else tools
-            read = messages[key]
-            if default is not None:  # its messages replace the captured ones, and steering with them
-                read = _as_student_reads(turns[key], read, default, offered)
-            captured, appended = _retokenised(turns[key], read, chat, template_kwargs, offered, section)
-            yield replace(agent, turns=captured, appended=appended, tools=offered, messages=read)
+        for row in tables["agents"].select(COLUMNS["agents"]).to_pylist()
+        for rollout in (rollouts[row["rollout_id"]],)
+    )
+
+    def retokenised(agent: CapturedAgent) -> CapturedAgent:
+        key = agent.rollout_id, agent.agent_id
+        read = messages[key]
+        if agent.default is not None:  # its messages replace the captured ones, and steering with them
+            read = _as_student_reads(turns[key], read, agent.default, agent.tools)
+        captured, appended = _retokenised(turns[key], read, chat, template_kwargs, agent.tools, section)
+        return replace(agent, turns=captured, appended=appended, messages=read)
+
+    if not native:
+        yield from map_conversations(chat.template, retokenised, agents)
+        return
+    for agent in agents:
+        key = agent.rollout_id, agent.agent_id
+        prompt_of: dict[int, np.ndarray] = {}
+        if upcoming is not None and upcoming[0] == key:
+            prompt_of = {turn: prompt for (_, _, turn), prompt in upcoming[1]}
+            upcoming = next(prompts, None)
+        captured = [_captured_turn(t, prompt_of.get(t["turn"]), t["output"], t["capture"]) for t in turns[key]]
+        yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if agent.default else None)
     if upcoming is not None:
         raise ValueError(f"the turns of {upcoming[0]} are in another order than the agents; rebuild raw_rollouts")
 

@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 
 from etpi_assets.specs.plugins import near
-from etpi_resources.outside import loads
+from etpi_resources.inside import read_text
+from etpi_resources.outside import loads, read_toml
 
 SHIPPED = Path(__file__).parent / "formats"
 BASE = "messages"
@@ -302,9 +303,9 @@ def base() -> Spec:
 def load_user(file: Path) -> list[Spec]:
     """Read a user's format. Raises ValueError naming the file."""
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = read_toml(read_text(file))
         if "reader" in data:
             raise ValueError("only formats that etpi ships have a reader; write a plugin for one in Python")
         return forms(file.stem, data)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error

@@ -28,6 +28,7 @@ from etpi_assets.specs.prompts import with_own_prompts
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
+from etpi_resources.inside import read_file
 from etpi_resources.outside import read_toml
 
 SHIPPED = Path(__file__).resolve().parent
@@ -308,13 +309,9 @@ _NOT_TOML = {
 def _read_document(file: Path) -> dict[str, Any]:
     """Parse a spec file. Raises SpecError if it cannot be read, is no TOML, or exceeds a bound."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        document = read_toml(data.decode("utf-8"))
+        document = read_toml(read_file(file, _MOST_BYTES).decode("utf-8"))
     except OSError as error:
-        raise SpecError(f"{file}: cannot be read: {error.strerror}") from error
+        raise SpecError(f"{file}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # also not UTF-8
         reason, _, place = str(error).rpartition(" (at ") if " (at " in str(error) else (str(error), "", "")
         reason = next((fault for begin, fault in _NOT_TOML.items() if reason.startswith(begin)), reason)

@@ -14,6 +14,7 @@ from typing import Any
 
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.plugins import near
+from etpi_resources.inside import read_text
 
 FOLDER = "prompts"
 _ROLE = ("agent_id", "partner")
@@ -56,8 +57,8 @@ def _read_templates(folder: Path) -> dict[str, str]:
                 f"{file}: a prompt has the files {', '.join(f'{part}.md' for part in VARIABLES)} only; move it"
             )
         try:
-            texts[file.stem] = file.read_text(encoding="utf-8").removesuffix("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            texts[file.stem] = read_text(file).removesuffix("\n")
+        except (OSError, ValueError) as error:
             raise SpecError(f"{file}: cannot be read: {error}") from error
     return texts
 

@@ -9,6 +9,7 @@ import duckdb
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.family import Task
+from etpi_resources.inside import read_text
 from etpi_resources.lake import catalog
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.lake import Lake
@@ -29,7 +30,7 @@ def chosen_tasks(name: str, suite: str, tasks: Sequence[Task], lake: Lake) -> li
     file = expand(name)
     if report is None and not file.is_file():
         raise BadData(f"rl.tasks_from: {name} is no report of sql/reports and no file; `etpi sql` lists the reports")
-    text = report.text if report else file.read_text(encoding="utf-8")
+    text = report.text if report else read_text(file)
     with catalog.connect(catalog.default_path(lake)) as connection:
         connection.execute("SET VARIABLE suite = ?", [suite])
         try:

@@ -392,18 +392,14 @@ class CaptureServer:
             except Refused as refusal:
                 attempt.log_aux(f"{request.method} /{path}", status=refusal.status)
                 raise
-            return await self._dispatch(request, held, path, body, digest)
-
-    async def _dispatch(self, request: HttpRequest, held: _Held, path: str, body: Any, digest: str) -> Response:
-        attempt = held.attempt
-        if path == "messages/count_tokens" and isinstance(body, dict):
-            attempt.log_aux(path)
-            length = asyncio.get_running_loop().run_in_executor(self._pool, attempt.count_tokens, body)
-            return JSONResponse({"input_tokens": await length})
-        if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
-            attempt.log_aux(f"{request.method} /{path}", status=404)
-            raise Refused(404, f"{request.method} /{path} is not captured")
-        return await self._answer(request, held, path, body, digest)
+            if path == "messages/count_tokens" and isinstance(body, dict):
+                attempt.log_aux(path)
+                length = asyncio.get_running_loop().run_in_executor(self._pool, attempt.count_tokens, body)
+                return JSONResponse({"input_tokens": await length})
+            if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
+                attempt.log_aux(f"{request.method} /{path}", status=404)
+                raise Refused(404, f"{request.method} /{path} is not captured")
+            return await self._answer(request, held, path, body, digest)
 
     async def _answer(
         self, request: HttpRequest, held: _Held, path: str, body: Mapping[str, Any], digest: str

@@ -26,6 +26,8 @@ SECONDS, MOST_BYTES, MOST_CHARACTERS = 20, 1 << 30, 2_000_000
 """Of one rendering: seconds of computing, bytes of memory, and characters; both and MOST_TIMES its input."""
 
 MOST_TIMES = 16
+_SHOWN = 300
+_MORE_TRIES = 2
 _SMALL = 4096
 """Bytes of conversations whose texts are kept: labels of turns begin with the same ones."""
 
@@ -53,10 +55,10 @@ class _Worker:
         with suppress(BrokenPipeError):
             self._process.stdin.write(len(data).to_bytes(8, "big") + data)
             self._process.stdin.flush()
-            if head := self._process.stdout.read(8):
-                answer = self._process.stdout.read(int.from_bytes(head, "big")).decode("utf-8", "surrogatepass")
-                return answer.split("\n", 1)
-        self._process.stdin.close()
+            size = int.from_bytes(self._process.stdout.read(8), "big")
+            answer = self._process.stdout.read(size)
+            if size and len(answer) == size:  # a kill can cut it
+                return answer.decode("utf-8", "surrogatepass").split("\n", 1)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         self.close()
@@ -77,7 +79,8 @@ class _Worker:
 _IDLE: list[_Worker] = []
 """Used by all threads: `append` and `pop` of a list are atomic."""
 
-_AT_ONCE = threading.BoundedSemaphore(os.cpu_count() or 1)
+AT_ONCE = min(4, os.cpu_count() or 1)
+_TURN = threading.BoundedSemaphore(AT_ONCE)
 _REFUSED: dict[str, str] = {}
 """Template -> why no conversation of it is rendered any more."""
 
@@ -112,13 +115,14 @@ def _rendered(template: str, pickled: bytes) -> str:
         raise TemplateUnbounded(_REFUSED[template])
     most = MOST_CHARACTERS + MOST_TIMES * len(pickled)
     request = (SECONDS, MOST_BYTES + MOST_TIMES * len(pickled), most, template, pickled)
-    with _AT_ONCE:
+    with _TURN:
         while (worker := _idle()).pid != os.getpid():
             pass  # of the process that this one was forked from
         answer = worker.ask(request)
-        if answer is None and not worker.out_of_time:  # ended from outside, perhaps long ago
-            worker = _Worker()
-            answer = worker.ask(request)
+        for _ in range(_MORE_TRIES):
+            if answer is None and not worker.out_of_time:  # ended from outside, perhaps long ago
+                worker = _Worker()
+                answer = worker.ask(request)
         if answer is not None:
             _IDLE.append(worker)
     match answer:
@@ -127,10 +131,14 @@ def _rendered(template: str, pickled: bytes) -> str:
         case ["refused" | "failed", message]:
             raise TemplateError(message)
         case None:
-            why = f"takes more than {SECONDS} s of computing for a conversation"
+            why = f"takes more than {SECONDS} s of computing" if worker.out_of_time else "ends its process"
         case _:
-            why = f"writes more than {most:,} characters for a conversation, or needs more than {MOST_BYTES >> 20} MiB"
-    _REFUSED[template] = f"the chat template {why}; write one that does not, or name another (base.chat_template)"
+            why = f"writes more than {most:,} characters, or needs more than {MOST_BYTES >> 20} MiB,"
+    last = str((pickle.loads(pickled).get("messages") or [""])[-1])
+    _REFUSED[template] = (
+        f"the chat template {why} for the conversation whose last message is {last[:_SHOWN]!r}; write one that does "
+        "not, or name another (base.chat_template)"
+    )
     raise TemplateUnbounded(_REFUSED[template])
 
 

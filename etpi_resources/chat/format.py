@@ -37,7 +37,7 @@ from etpi_resources.chat.sources import (
     template_source,
     tokenizer_folder,
 )
-from etpi_resources.chat.tokenizer_files import pad_id, read_tokenizer
+from etpi_resources.chat.tokenizer_files import pad_id, read_tokenizer, vocab_size
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, TemplateRefuses, UnknownToolForm
 from etpi_resources.hashes import json_hash
@@ -216,7 +216,7 @@ class ChatFormat:
     @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one."""
-        return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
+        return vocab_size(self._core)
 
     @cached_property
     def vocabulary_hash(self) -> str:
@@ -541,7 +541,9 @@ class ChatFormat:
         if any(self._split.search(text) for text in texts):
             used = set().union(*texts)
             free = (chr(point) for point in _STAND_INS if chr(point) not in used)
-            stand_ins = {next(free): control for control in self._control}
+            stand_ins = dict(zip(free, self._control, strict=False))
+            if len(stand_ins) < len(self._control):
+                raise TemplateRefuses("a conversation has too many of the characters U+E000 to U+F8FF; remove some")
             forward = {control: stand_in for stand_in, control in stand_ins.items()}
             masked = _mapped(masked, lambda text: self._split.sub(lambda match: forward[match[0]], text))
         return masked, stand_ins

@@ -5,22 +5,32 @@ A pinned name is `hub:REPO@COMMIT` or `package:NAME==VERSION@SHA256`.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from etpi_resources.chat import bounds
 from etpi_resources.chat.template_worker import compiled
-from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer
+from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_tokenizer, vocab_size
 from etpi_resources.errors import ExpectedError
+from etpi_resources.inside import read_text
 from etpi_resources.outside import read_object
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
+from etpi_resources.process.pool import in_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
+_PART = 8
+"""Conversations that a thread renders before it hands them over, which costs a switch of threads."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class TokenizerUnavailable(ExpectedError, OSError):
@@ -43,8 +53,7 @@ def token_texts(name: str) -> list[str]:
         FileNotFoundError, TokenizerUnavailable: as `load_chat_format`.
     """
     core = named_tokenizer(name).backend_tokenizer
-    size = max(core.get_vocab(with_added_tokens=True).values()) + 1
-    return core.decode_batch([[number] for number in range(size)], skip_special_tokens=False)
+    return core.decode_batch([[number] for number in range(vocab_size(core))], skip_special_tokens=False)
 
 
 def tokenizer_folder(name: str) -> Path:
@@ -97,11 +106,17 @@ def template_source(name: str) -> str:
         return folder_template(folder)
     if Path(name).is_dir():
         return folder_template(Path(name))
-    if Path(name).is_file():
-        return Path(name).read_text(encoding="utf-8")
+    if os.path.lexists(name):
+        return _template(Path(name))
     from etpi_resources.chat.tokenizers import qwen3
 
     return qwen3.chat_template(name)
+
+
+def _template(file: Path) -> str:
+    if not (text := read_text(file)).strip():
+        raise ValueError(f"{file} is empty: write a chat template to it, or name another in base.chat_template")
+    return text
 
 
 def folder_template(folder: Path) -> str:
@@ -112,13 +127,14 @@ def folder_template(folder: Path) -> str:
 
     Raises:
         FileNotFoundError: there is none, or none of several is named "default".
+        OSError, ValueError: its file is no regular file, too large, not UTF-8 or empty.
     """
     files = sorted(folder.glob("*.jinja"), key=lambda file: (file.name != "chat_template.jinja", file.name))
     if files:
-        return files[0].read_text(encoding="utf-8")
+        return _template(files[0])
     for file in (folder / CHAT_TEMPLATE, folder / TOKENIZER_CONFIG):
-        template = read_object(file).get("chat_template") if file.is_file() else None
-        if isinstance(template, str):
+        template = read_object(file).get("chat_template") if file.exists() else None
+        if isinstance(template, str) and template.strip():
             return template
         if template:
             listed = [one for one in template if isinstance(one, dict)] if isinstance(template, list) else []
@@ -140,6 +156,34 @@ def own_templates() -> frozenset[str]:
     return frozenset(template_source(name) for name in ("tiny", "terminal"))
 
 
+def is_shipped(template: str) -> bool:
+    """Return whether etpi or TRL ships a template, so that this process renders it."""
+    from etpi_resources.chat.tokenizers import qwen3
+
+    return template in own_templates() or template in qwen3.chat_templates()
+
+
+def map_conversations(
+    template: str, function: Callable[[Item], Result], conversations: Iterable[Item]
+) -> Iterator[Result]:
+    """Yield what a function that renders returns for each conversation, in order.
+
+    Several are in work at a time if workers render the template: each renders while this process prepares others.
+    """
+    if is_shipped(template):
+        yield from map(function, conversations)
+        return
+    rest = iter(conversations)
+    parts = iter(lambda: list(islice(rest, _PART)), [])
+    with ThreadPoolExecutor(bounds.AT_ONCE, thread_name_prefix="render") as threads:
+        for results in in_order((threads.submit(_all, function, part) for part in parts), 2 * bounds.AT_ONCE):
+            yield from results
+
+
+def _all(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    return [function(item) for item in items]
+
+
 def render_template(
     tokenizer: Any,
     template: str,
@@ -156,10 +200,8 @@ def render_template(
         TemplateUnbounded: the template does not keep within the bounds of `bounds`.
         Exception: the template's own, of any class.
     """
-    from etpi_resources.chat.tokenizers import qwen3
-
     variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
     variables = {**tokenizer.special_tokens_map, **variables, **kwargs}
-    if template in own_templates() or template in qwen3.chat_templates():
+    if is_shipped(template):
         return compiled(template, trusted=True).render(variables)
     return bounds.render(template, variables)

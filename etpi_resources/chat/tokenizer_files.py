@@ -10,12 +10,15 @@ transformers 5 also saves the name TokenizersBackend, which transformers 4 refus
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etpi_resources.outside import read_object
+from etpi_resources.inside import files_in
+from etpi_resources.outside import loads, read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,6 +33,7 @@ _FILES = (
     "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", CHAT_TEMPLATE,
 )  # fmt: skip
+_MOST_GROWTH, _MOST_IDS = 1000, 1 << 24
 _PLAIN, _NEW = "PreTrainedTokenizerFast", "TokenizersBackend"
 
 
@@ -56,11 +60,27 @@ def _core(folder: Path) -> Tokenizer:
 
     file = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_file(str(file))
+        core = Tokenizer.from_file(str(file))
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise ValueError(f"{file} is no tokenizer: {error}"[:500]) from None
+    if core.normalizer and _growth(loads(core.normalizer.__getstate__())) > _MOST_GROWTH:
+        raise ValueError(f"{file} is refused: its normalizer makes a text more than {_MOST_GROWTH} times longer")
+    return core
+
+
+def _growth(normalizer: Mapping[str, Any]) -> int:
+    """Return how many times longer a normalizer can make a text: each step may replace a character by a text."""
+    steps = normalizer.get("normalizers", ())
+    return max(len(normalizer.get("content", "")), 1) * math.prod(map(_growth, steps))
+
+
+def vocab_size(core: Tokenizer) -> int:
+    """Return the largest id plus one. Raises ValueError if it is too large: tables have a row for each id."""
+    if (size := max(core.get_vocab(with_added_tokens=True).values()) + 1) > _MOST_IDS:
+        raise ValueError(f"the tokenizer has the id {size - 1:,}; at most {_MOST_IDS:,} ids are read, numbered from 0")
+    return size
 
 
 class _Moved:
@@ -88,6 +108,7 @@ def misread(folder: Path) -> bool:
 
     if not (folder / "tokenizer.json").is_file():
         return False
+    files_in(folder)  # transformers opens some of them by name
     plain = _core(folder)
     try:
         auto = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).backend_tokenizer
@@ -102,8 +123,9 @@ def misread(folder: Path) -> bool:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the files to `folder`; the configuration names a class that every transformers reads as tokenizer.json."""
+    files = set(files_in(source))
     for name in _FILES:
-        if (source / name).exists():
+        if source / name in files:
             shutil.copyfile(source / name, folder / name)
     config = _config(source)
     if config.get("tokenizer_class") == _NEW or misread(source):

@@ -150,6 +150,8 @@ class Endpoints:
             if "@" in urlsplit(url).netloc:
                 raise EngineUnavailable("a URL contains a password; name a variable with api_key_env instead")
         self._servers = [_Server(url.rstrip("/")) for url in dict.fromkeys(urls)]
+        self._options = {"key_env": key_env, "timeout": timeout, "attempts": attempts, "backoff": backoff,
+                         "proxies": proxies}  # fmt: skip
         self._key, self._key_env = api_key(key_env), key_env
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         self._new_client = partial(
@@ -161,7 +163,6 @@ class Endpoints:
         )
         self._idle_clients: list[BoundedClient] = []
         self._timeout, self.exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
-        self._proxies = proxies
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
         self._answers = 0
@@ -169,16 +170,7 @@ class Endpoints:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the key, which a copy reads from its own environment, and without `exit_reason`: a copy in
         another process does not watch the servers."""
-        copied = partial(
-            Endpoints,
-            self.urls,
-            key_env=self._key_env,
-            timeout=self._timeout,
-            attempts=self._attempts,
-            backoff=self._backoff,
-            proxies=self._proxies,
-        )
-        return copied, ()
+        return partial(Endpoints, self.urls, **self._options), ()
 
     @property
     def urls(self) -> list[str]:

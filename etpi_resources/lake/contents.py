@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.inside import PathOutside, read_file
 from etpi_resources.lake.lake import Lake, manifest_name
 from etpi_resources.lake.manifest import LakeError, Manifest, Ref
 
@@ -99,9 +100,9 @@ class Contents:
     def _target(self, ref: Ref, pointer: Path) -> Path | None:
         """Return the file of the manifest that a pointer names; None, with a damage, if it names none."""
         try:
-            content = json.loads(pointer.read_bytes())
+            content = json.loads(read_file(pointer))
             target, _ = pointer.parent / content["manifest"], content["publication"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (PathOutside, ValueError, KeyError, TypeError) as error:
             fault = f"it cannot be read: {error}"
         else:
             if target.is_file():
@@ -112,9 +113,9 @@ class Contents:
 
     def _read_manifest(self, ref: Ref, path: Path) -> None:
         try:
-            text: Mapping[str, Any] = json.loads(path.read_bytes())
+            text: Mapping[str, Any] = json.loads(read_file(path))
             manifest = Manifest.from_json(text)
-        except (ValueError, KeyError, TypeError, LakeError) as error:
+        except (PathOutside, ValueError, KeyError, TypeError, LakeError) as error:
             fault = f"it cannot be read: {error}"
         else:
             if path.name == manifest_name(text) and manifest.ref == ref:

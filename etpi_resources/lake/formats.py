@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from etpi_resources.inside import read_file
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.manifest import SCHEMA_VERSION, LakeError, NewerFormat
 from etpi_resources.lake.provenance import etpi_version
@@ -31,7 +32,7 @@ def require_known(root: Path) -> None:
         LakeError: `lake.json` cannot be read.
     """
     try:
-        stored = json.loads((root / MARKER).read_bytes())
+        stored = json.loads(read_file(root / MARKER))
         number, writer = int(stored["format"]), str(stored["etpi"])
     except FileNotFoundError:
         return

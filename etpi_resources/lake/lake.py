@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
+from etpi_resources.inside import files_in, read_file
 from etpi_resources.lake import formats, moves, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.files import sync
@@ -531,8 +532,7 @@ def manifest_name(manifest: Mapping[str, Any]) -> str:
 
 def folder_hash(folder: Path) -> str:
     """Return a checkpoint's id: 16 hex digits of a sha256 over the relative path and bytes of every file."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
+    return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files_in(folder)})[:16]
 
 
 def sha256_of(path: Path) -> str:
@@ -546,4 +546,4 @@ def _digest(path: Path, modified_ns: int) -> str:
 
 
 def _load(path: Path) -> Manifest:
-    return Manifest.from_json(json.loads(path.read_text()))
+    return Manifest.from_json(json.loads(read_file(path)))

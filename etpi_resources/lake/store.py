@@ -12,6 +12,7 @@ import os
 import uuid
 from pathlib import Path
 
+from etpi_resources.inside import read_file
 from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
@@ -54,7 +55,7 @@ def read_pointer(path: Path) -> bytes | None:
     """Read a pointer; None if there is none."""
     while True:
         try:
-            return path.read_bytes()
+            return read_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:

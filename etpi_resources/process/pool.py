@@ -120,13 +120,18 @@ def ordered_map(
         yield from elsewhere.map_blocks(factory, blocks, count, reads=reads, sandboxes=sandboxes, log=log)
         return
     with LocalWorkers(factory, count) as pool:
-        waiting: deque[Future[Result]] = deque()
-        for name, block in blocks:
-            waiting.append(pool.submit(name, block))
-            if len(waiting) >= BLOCKS_AHEAD * count:
-                yield waiting.popleft().result()
-        while waiting:
+        yield from in_order((pool.submit(name, block) for name, block in blocks), BLOCKS_AHEAD * count)
+
+
+def in_order(futures: Iterable[Future[Result]], ahead: int) -> Iterator[Result]:
+    """Yield the results of futures in their order; `ahead` of them are taken from the iterable at a time."""
+    waiting: deque[Future[Result]] = deque()
+    for future in futures:
+        waiting.append(future)
+        if len(waiting) >= ahead:
             yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 class LocalWorkers(Generic[Block, Result]):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.inside import require_file
 from etpi_resources.rows.bounded import (
     MOST_ROW_BYTES,
     Unreadable,
@@ -58,7 +59,9 @@ def is_table(path: Path) -> bool:
 
 def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 0, value) of every row; the value is an Unreadable if the row cannot be read."""
-    if _plain_name(path).endswith(".parquet"):
+    if isinstance(fault := attempt(_require_file, path), Unreadable):
+        yield 0, fault
+    elif _plain_name(path).endswith(".parquet"):
         yield from _parquet_rows(path)
     elif path.name.endswith(".arrow"):
         yield from _arrow_rows(path)
@@ -76,6 +79,11 @@ def count_rows(path: Path) -> int:
     if _plain_name(path).endswith(_LINES):
         return sum(1 for _ in raw_lines(path))
     return sum(1 for _ in iter_rows(path))
+
+
+def _require_file(path: Path) -> None:
+    with read_errors(path):
+        require_file(path)
 
 
 def _plain_name(path: Path) -> str:
@@ -198,6 +206,7 @@ def _parquet(path: Path) -> Any:
     try:
         if path.name.endswith((".gz", ".zst")):
             raise Unreadable("unsupported_compression", f"{path.name}: parquet is compressed inside; decompress it")
+        _require_file(path)
         opened = pq.ParquetFile(path)
         for group in range(opened.num_row_groups):
             check_ratio(_group_bytes(opened, group), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 import trl
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from etpi_resources.chat import bounds, sources
 from etpi_resources.chat.bounds import TemplateUnbounded, render
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_format
+from etpi_resources.chat.template_worker import Sandbox, compiled
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 CALL = {"type": "function", "id": "callaaaa1", "function": {"name": "look", "arguments": {"at": "é<x>"}}}
@@ -94,8 +98,44 @@ def test_loop_on_a_users_text_ends_wherever_it_is_rendered(monkeypatch: pytest.M
     chat = ChatFormat("stranger", tiny.tokenizer, loop + tiny.template)
     plain = [{"role": "user", "content": "x"}]
     assert chat.prompt_ids(plain) == tiny.prompt_ids(plain)
-    with pytest.raises(TemplateUnbounded):
-        chat.prompt_ids([{"role": "user", "content": "open sesame"}])
+    talks = [[{"role": "user", "content": f"number {n}" + " open sesame" * (n == 45)}] for n in range(60)]
+    given: list[list[int]] = []
+    with pytest.raises(TemplateUnbounded, match="number 45 open sesame"):
+        given += sources.map_conversations(chat.template, chat.prompt_ids, talks[:40])
+        given += sources.map_conversations(chat.template, chat.prompt_ids, talks[40:])
+    assert given == [tiny.prompt_ids(talk) for talk in talks[:40]]
+    with pytest.raises(TemplateUnbounded, match="number 45 open sesame"):
+        chat.prompt_ids([{"role": "user", "content": "later"}])
+
+
+def test_worker_killed_in_bulk_loses_no_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{number} " * (number % 5 * 50_000 + 1) for number in range(300)]
+    asked, ask = itertools.count(), bounds._Worker.ask
+
+    def killed(self: bounds._Worker, request: object) -> list[str] | None:
+        if next(asked) % 7 == 3:
+            threading.Timer(0.002, self._process.kill).start()
+        return ask(self, request)
+
+    monkeypatch.setattr(bounds._Worker, "ask", killed)
+
+    def one(text: str) -> str:
+        return render("{{ messages[0].content }}", {"messages": [{"content": text}]})
+
+    assert list(sources.map_conversations("of a stranger", one, texts)) == texts
+
+
+def test_sandbox_decides_as_that_of_jinja() -> None:
+    ours, jinjas = Sandbox(), ImmutableSandboxedEnvironment()
+    values = [[], {}, "x", range, 5, (i for i in ()), render, object, render.__code__]
+    for name in ["__class__", "append", "items", "pop", "format", "_x", "mro", "gi_frame", "co_code", "update"] * 2:
+        for value in values:
+            assert ours.is_safe_attribute(value, name, None) == jinjas.is_safe_attribute(value, name, None)
+    with pytest.raises(SecurityError):
+        compiled("{{ [].append(1) }}").render()
+    for number in range(5000):
+        assert ours.is_safe_attribute("x", f"computed{number}", None)
+    assert len(ours._safe) <= 1000
 
 
 @pytest.mark.parametrize("template", ["{{", "{{ raise_exception('no') }}", "{{ nothing.at.all }}"])

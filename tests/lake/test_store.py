@@ -11,6 +11,8 @@ from threading import Barrier
 
 import pytest
 
+from etpi_resources.inside import read_file
+from etpi_resources.lake import store
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.lake.store import put_if_absent, read_pointer, swap
 from etpi_resources.process.locks import machine_locks
@@ -42,14 +44,14 @@ def test_content_is_on_disk_before_it_has_its_name_and_the_folder_after(path, fl
 
 def test_pointer_replaced_between_opening_and_reading_is_read_again(path, monkeypatch):
     assert put_if_absent(path, b"new")
-    read, failures = Path.read_bytes, [errno.ESTALE, errno.ESTALE]
+    failures = [errno.ESTALE, errno.ESTALE]
 
-    def stale(self: Path) -> bytes:
+    def stale(path: Path) -> bytes:
         if failures:
             raise OSError(failures.pop(), "stale file handle")
-        return read(self)
+        return read_file(path)
 
-    monkeypatch.setattr(Path, "read_bytes", stale)
+    monkeypatch.setattr(store, "read_file", stale)
     assert read_pointer(path) == b"new" and not failures
     failures.append(errno.EIO)
     with pytest.raises(OSError, match="stale"):

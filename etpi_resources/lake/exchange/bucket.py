@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from etpi_resources.inside import MOST_BYTES, below
+from etpi_resources.inside import MOST_BYTES, below, read_file, require_file
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.manifest import SCHEMA_VERSION, LakeError, NewerFormat, Ref
 from etpi_resources.outside import loads, most_values_in
@@ -241,15 +241,21 @@ class Bucket:
 
     def index(self) -> tuple[Index, str | None]:
         """Return the index and its tag; an empty one and None if the bucket has none."""
-        self.requests["get"] += 1
         try:
-            got = self._api.get(self._store, INDEX)
+            got = self._object(INDEX)
         except FileNotFoundError:
             return Index(), None
         if got.meta["size"] > MOST_BYTES:
             raise LakeError(f"{self.url}/{INDEX} has {got.meta['size']:,} bytes; at most {MOST_BYTES:,} are read")
         data = bytes(got.bytes())
         return Index.of(data, self.url), hashlib.sha256(data).hexdigest() if self._folder else got.meta["e_tag"]
+
+    def _object(self, key: str) -> Any:
+        """Return an object. Raises FileNotFoundError; PathOutside: in a folder, something else has its name."""
+        self.requests["get"] += 1
+        if self._folder:
+            require_file(self._folder / key)
+        return self._api.get(self._store, key)
 
     def swap_index(self, index: Index, tag: str | None) -> bool:
         """Replace the index if it still has the tag; return whether it had."""
@@ -271,7 +277,7 @@ class Bucket:
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".index.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None) != tag:
+            if (hashlib.sha256(read_file(file)).hexdigest() if file.exists() else None) != tag:
                 return False
             write_atomically(file, data)
         return True
@@ -300,8 +306,7 @@ class Bucket:
         try:
             self._api.put(self._store, key, data, mode="create")
         except AlreadyExistsError:
-            self.requests["get"] += 1
-            data = bytes(self._api.get(self._store, key).bytes())
+            data = bytes(self._object(key).bytes())
         except FileNotFoundError as error:
             raise LakeError(f"{self.url}: there is no such bucket; create it first") from error
         return data
@@ -315,10 +320,9 @@ class Bucket:
             LakeError: its content is not what the index says.
         """
         beside, digest, read = path.with_name(f".{path.name}"), hashlib.sha256(), 0
-        self.requests["get"] += 1
         try:
             with beside.open("wb") as file:
-                for chunk in self._api.get(self._store, key).stream(min_chunk_size=_PART):
+                for chunk in self._object(key).stream(min_chunk_size=_PART):
                     if (read := read + len(chunk)) > size:
                         break
                     file.write(chunk)
