@@ -33,8 +33,8 @@ from etpi_assets.importers.account import Account
 from etpi_assets.importers.format import ImportResult
 from etpi_assets.importers.source import without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.section import SpecError
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages

@@ -5,6 +5,7 @@ All scientific settings are in specs; run configuration has operational ones onl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, field_validator, model_validator
@@ -12,9 +13,8 @@ from pydantic import Field, PlainSerializer, field_validator, model_validator
 from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import near
-from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
+from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, ServerSection, Tool
 from etpi_assets.specs.section import Omitted, Operational, Section
-from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
 Behaviour = Literal[
@@ -70,13 +70,11 @@ class PairsSection(Section):
     drop_truncated: bool = True
     """Drop turns cut at the output limit."""
 
-    @model_validator(mode="after")
-    def _tools_are_read(self) -> PairsSection:
+    def faults(self) -> Iterator[str]:
         if self.tools and self.capture == "native":
-            raise ValueError(
+            yield (
                 'pairs.tools are for capture = "retokenised"; native prompts offer the rollout set\'s own agent.tools'
             )
-        return self
 
 
 class DatasetSection(Section):
@@ -235,12 +233,10 @@ class EvaluateSection(Section):
     def _agent_has_the_harness(cls, values: Any) -> Any:
         return with_harness(values)
 
-    @model_validator(mode="after")
-    def _budget_names_are_unique(self) -> EvaluateSection:
+    def faults(self) -> Iterator[str]:
         names = [budget.name for budget in self.budgets]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"evaluate.budgets: the names {repeated} are used twice; give each budget its own")
-        return self
+            yield f"evaluate.budgets: the names {repeated} are used twice; give each budget its own"
 
 
 Rate = Literal["solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"]
@@ -358,8 +354,7 @@ class ExperimentSpec(Section):
     notes: str = ""
     """Free text for people, shown in reports and the model card."""
 
-    @model_validator(mode="after")
-    def _answers_keep_their_thoughts(self) -> ExperimentSpec:
+    def faults(self) -> Iterator[str]:
         agents = [
             *([self.evaluate.agent] if self.evaluate else []),
             *([self.rl.agent] if self.rl.method != "none" else []),
@@ -369,27 +364,22 @@ class ExperimentSpec(Section):
             and self.pairs.strip_think
             and any(agent.action_format == "thinking_bash" for agent in agents)
         ):
-            raise ValueError(
+            yield (
                 'pairs.strip_think cuts the <thinking> with which an answer of action_format = "thinking_bash" begins; '
                 "set pairs.strip_think = false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _blame_has_both_ends(self) -> ExperimentSpec:
         if self.blame is None:
-            return self
+            return
         if self.train.method == "none" or self.evaluate is None or "sft" not in self.evaluate.roles:
-            raise ValueError(
+            yield (
                 "[blame] joins the rows of fine-tuning with its held-out rollouts: it needs train.method, and "
                 '[evaluate] with "sft" in evaluate.roles'
             )
         if self.train.shards > 1:
-            raise ValueError(
+            yield (
                 "[blame] moves all weights at a time in one process, so it does not take train.shards above 1: train "
                 "and blame an adapter, or a smaller student on the same data"
             )
-        return self
 
     @model_validator(mode="before")
     @classmethod

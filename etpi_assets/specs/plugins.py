@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.section import SpecError
 
 GROUPS = {
     "family": "etpi.families",

@@ -12,8 +12,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.plugins import near
+from etpi_assets.specs.section import SpecError
 
 FOLDER = "prompts"
 _ROLE = ("agent_id", "partner")
