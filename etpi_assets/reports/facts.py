@@ -244,3 +244,32 @@ def split(dataset_rows: pa.Table) -> list[dict[str, Any]]:
         .sort("split")
         .to_dicts()
     )
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure: a metric's value as printed, and the count behind it if that was printed too."""
+
+    metric: str
+    value: float
+    hits: int | None = None
+    n: int | None = None
+
+
+def published_figures(published: Mapping[str, Any]) -> list[Published]:
+    """Return the figures of a spec's `published`, in its order.
+
+    Raises:
+        ValueError: a value that is not hits / n, to two digits.
+    """
+    collected = []
+    for metric, stated in published.items():
+        table = stated if isinstance(stated, Mapping) else {"value": stated}
+        value = table.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        figure = Published(metric, float(value), table.get("hits"), table.get("n"))
+        if figure.hits is not None and figure.n and abs(figure.hits / figure.n - figure.value) > 0.005:
+            raise ValueError(f"published.{metric}: {figure.hits} of {figure.n} is not {figure.value}")
+        collected.append(figure)
+    return collected
