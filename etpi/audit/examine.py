@@ -130,8 +130,7 @@ def _numbers(column: Any) -> list[int]:
 class Examiner:
     """Examines blocks of rows; created once in each worker process, which loads the tokenizer.
 
-    Raises:
-        SpecError, ValueError: the model, or the held-out tasks, cannot be read.
+    Raises SpecError, ValueError: the model, or the held-out tasks, cannot be read.
     """
 
     def __init__(self, model: str, heldout: Path | None = None, columns: Mapping[str, str] | None = None) -> None:

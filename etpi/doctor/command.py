@@ -85,8 +85,7 @@ def doctor(experiments: Sequence[str] = ()) -> int:
     Args:
         experiments: where no container engine answers, that is a fault if one of these needs it, else a note.
 
-    Raises:
-        SpecError: an experiment does not exist.
+    Raises SpecError: an experiment does not exist.
     """
     lake = Lake.open().root
     token = uuid.uuid4().hex[:12]

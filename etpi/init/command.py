@@ -65,8 +65,7 @@ class Answers:
     def ask(self, option: str, question: str, default: str | None) -> str:
         """Return the option, a person's answer, or the default.
 
-        Raises:
-            UsageError: there is neither an option, nor a person to ask, nor a default.
+        Raises UsageError: there is neither an option, nor a person to ask, nor a default.
         """
         value = getattr(self, option)
         if value is None and not self.yes and sys.stdin.isatty():
@@ -89,8 +88,7 @@ class Answers:
 def from_trajectories(source: str, answers: Answers) -> int:
     """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
-    Raises:
-        SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
+    Raises SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask_student(None))
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
@@ -136,8 +134,7 @@ def from_tasks(source: str, answers: Answers) -> int:
 
     Always 0.
 
-    Raises:
-        SpecError: there are no tasks, they cannot be proved, a bad student or name, or files that exist.
+    Raises SpecError: there are no tasks, they cannot be proved, a bad student or name, or files that exist.
     """
     place = Path(source).expanduser()
     kind = tasks.kind_of(place)
@@ -205,8 +202,7 @@ def _prove(suite: str) -> list[str]:
 def from_endpoint(url: str, suite: str, answers: Answers) -> int:
     """Write a rollout set that an endpoint's model collects on a suite, and an experiment; always 0.
 
-    Raises:
-        SpecError: the server or the suite is unknown, a bad student or name, or files that exist.
+    Raises SpecError: the server or the suite is unknown, a bad student or name, or files that exist.
     """
     specs = load_specs()
     agent, sandbox = endpoint.suite_agent(suite, specs)

@@ -46,8 +46,7 @@ _SECONDS = 20
 def git(folder: Path, *words: str, seconds: float | None = None, **variables: str) -> bytes:
     """Run git in a folder without the configuration of the user and of the machine; return what it prints.
 
-    Raises:
-        subprocess.CalledProcessError: it fails, or runs for more than `seconds`.
+    Raises subprocess.CalledProcessError: it fails, or runs for more than `seconds`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_NO_LAZY_FETCH": "1", **variables}
@@ -63,8 +62,7 @@ def git(folder: Path, *words: str, seconds: float | None = None, **variables: st
 def objects_of(repository: Path) -> Iterator[Path]:
     """Yield a bare repository, with no configuration but git's own, that has a repository's objects and its HEAD.
 
-    Raises:
-        subprocess.CalledProcessError: it is no repository, or has no commit.
+    Raises subprocess.CalledProcessError: it is no repository, or has no commit.
     """
 
     def ask(*words: str) -> str:
@@ -119,8 +117,7 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
         python: an interpreter whose installed packages the tests need; None: pytest alone.
         commits: the number of commits to look at.
 
-    Raises:
-        SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
+    Raises SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
     """
     try:
         with objects_of(repository) as objects:
@@ -250,8 +247,7 @@ def _snapshot(objects: Path, commit: str, to: Path) -> None:
 def _tools(folder: Path, python: str | None, roots: Sequence[str]) -> None:
     """Make the folder of the tests' interpreter.
 
-    Raises:
-        SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
+    Raises SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier look with another interpreter
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,7 @@ class OwnTasks:
 
 
 def kind_of(source: Path) -> Kind:
-    """Return the kind of a folder or file of tasks.
-
-    Raises:
-        SpecError: it is none of the four, or does not exist.
-    """
+    """Return the kind of a folder or file of tasks. Raises SpecError: it is none of the four, or does not exist."""
     if not source.exists():
         raise SpecError(f"{source}: there is nothing there")
     cloned = (source / ".git").exists()
@@ -118,8 +114,7 @@ def from_cooperbench(source: Path, repos: Sequence[str], checkouts: str | None) 
     Args:
         repos: only these folders of `source`; empty: all.
 
-    Raises:
-        SpecError: `source` has none of a repository.
+    Raises SpecError: `source` has none of a repository.
     """
     folders = sorted({file.parents[1] for file in source.glob("*/task*/feature*/feature.md")})
     tasks = Counter(folder.parent.name for folder in folders if not repos or folder.parent.name in repos)

@@ -66,8 +66,7 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
     Args:
         force: replace files that exist.
 
-    Raises:
-        SpecError: a file or another spec has the name, or the specs are invalid.
+    Raises SpecError: a file or another spec has the name, or the specs are invalid.
     """
     files = {_file_of(spec.set, spec.name): spec for spec in specs}
     before = {file: file.read_text(encoding="utf-8") if file.exists() else None for file in files}

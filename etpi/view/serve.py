@@ -26,11 +26,7 @@ from etpi_resources.lake.lake import Lake, LakeError
 
 
 def serve_view(host: str, port: int, names: Sequence[str]) -> int:
-    """Serve the pages of the lake in the working folder or $ETPI_DATA.
-
-    Raises:
-        LakeError: there is no lake.
-    """
+    """Serve the pages of the lake in the working folder or $ETPI_DATA. Raises LakeError: there is no lake."""
     app, path = _app()
     serve(app, f"etpi view: {path}", host, port, names, dagster_home())
     return 0
@@ -39,8 +35,7 @@ def serve_view(host: str, port: int, names: Sequence[str]) -> int:
 def export_view(experiment: str, folder: Path) -> int:
     """Write an experiment's pages to a new folder.
 
-    Raises:
-        LakeError: there is no lake or experiment, or the folder exists.
+    Raises LakeError: there is no lake or experiment, or the folder exists.
     """
     count = export(_app()[0], experiment, folder)
     click.echo(f"{count} pages: open {folder / 'index.html'}")
@@ -67,8 +62,7 @@ def export(app: Starlette, experiment: str, folder: Path) -> int:
 
     Links to other pages, forms and tokens are left out.
 
-    Raises:
-        LakeError: the folder exists, or the catalog has no such experiment.
+    Raises LakeError: the folder exists, or the catalog has no such experiment.
     """
     if folder.exists():
         raise LakeError(f"{folder} exists; name a folder that does not")

@@ -62,8 +62,7 @@ def write_conversations(
     Args:
         row: returns the row, or why the conversation is left out.
 
-    Raises:
-        SpecError: every conversation is left out.
+    Raises SpecError: every conversation is left out.
     """
     left_out: Counter[str] = Counter()
 

@@ -48,8 +48,7 @@ def write(source: ExportSource, folder: Path) -> Written:
 def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
     """Return the final checkpoint of every seed of the last trained stage.
 
-    Raises:
-        LakeError: the experiment trains nothing.
+    Raises LakeError: the experiment trains nothing.
     """
     finals = [row for row in source.checkpoints() if row["final"]]
     if not finals:
@@ -62,8 +61,7 @@ def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
 def _card(source: ExportSource, places: Mapping[str, str]) -> str:
     """Return the experiment's model card, with the exported folder in its example, and the lineage.
 
-    Raises:
-        DamagedFile: the card is missing or is not the one that was published.
+    Raises DamagedFile: the card is missing or is not the one that was published.
     """
     (row,) = [row for row in source.table("model_card", "reports").to_pylist() if row["kind"] == "model_card"]
     path = source.lake.root / row["path"]

@@ -79,9 +79,8 @@ def _referenced_file(file: Path, name: str) -> Path | None:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one document as a rollout.
 
-    Raises:
-        Unreadable: as `no_run`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
-            `read_json`.
+    Raises Unreadable: as `no_run`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
+    `read_json`.
     """
     value = read_json(unit)
     if not claims(value):

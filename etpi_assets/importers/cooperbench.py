@@ -63,9 +63,8 @@ def units(root: Path) -> list[Path]:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one run folder as a rollout.
 
-    Raises:
-        Unreadable: as `no_run`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as the
-            readers of its files.
+    Raises Unreadable: as `no_run`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as
+    the readers of its files.
     """
     if unit.is_file():
         raise no_run(read_json(unit), f"{unit.name} stands in no run folder")

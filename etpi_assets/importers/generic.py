@@ -145,9 +145,8 @@ def read_messages(
 
     An assistant's message that its own flag excludes from the loss becomes context, not a turn.
 
-    Raises:
-        Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`, naming the
-            message.
+    Raises Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`,
+    naming the message.
     """
     spec = spec or base()
     if isinstance(value, str):

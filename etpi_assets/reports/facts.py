@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -33,32 +33,36 @@ DETAIL = (
 ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 
+def _of(table: str, *assets: str, columns: Sequence[str] | None = None) -> Any:
+    """Return a field that has the rows of a table of these assets; of `columns` alone, if given."""
+    return field(metadata={"table": table, "assets": assets, "columns": columns})
+
+
 @dataclass(frozen=True)
 class ReportTables:
-    """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
+    """The tables a report reads; empty where a stage does not apply, or where an asset does not read its input.
 
-    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds`, `outcome` and
-    `output_tokens` suffice. Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
+    `rollouts` and `agents` are those that the experiment could select from.
     """
 
-    metrics: pa.Table
-    rollouts: pa.Table
-    agents: pa.Table
-    eval_rollouts: pa.Table
-    eval_agents: pa.Table
-    eval_turns: pa.Table
-    eval_scores: pa.Table
-    eval_agent_scores: pa.Table
-    selected: pa.Table
-    dropped: pa.Table
-    pairs: pa.Table
-    dataset_rows: pa.Table
-    sequences: pa.Table
-    checkpoints: pa.Table
-    training_log: pa.Table
-    rl_log: pa.Table
-    probes: pa.Table
-    tasks: pa.Table
+    metrics: pa.Table = _of("metrics", "eval_metrics")
+    rollouts: pa.Table = _of("rollouts", "raw_rollouts", columns=("wall_seconds", "outcome"))
+    agents: pa.Table = _of("agents", "raw_rollouts", columns=("output_tokens",))
+    eval_rollouts: pa.Table = _of("rollouts", "eval_rollouts")
+    eval_agents: pa.Table = _of("agents", "eval_rollouts")
+    eval_turns: pa.Table = _of("turns", "eval_rollouts", columns=("rollout_id", "agent_id", "turn", "actions"))
+    eval_scores: pa.Table = _of("scores", "eval_metrics")
+    eval_agent_scores: pa.Table = _of("agent_scores", "eval_metrics")
+    selected: pa.Table = _of("selected", "selected_trajectories")
+    dropped: pa.Table = _of("dropped", "selected_trajectories", "tito_pairs", "upweighted_dataset")
+    pairs: pa.Table = _of("pairs", "tito_pairs")
+    dataset_rows: pa.Table = _of("dataset_rows", "upweighted_dataset")
+    sequences: pa.Table = _of("sequences", "upweighted_dataset")
+    checkpoints: pa.Table = _of("checkpoints", "sft_checkpoint", "rl_checkpoint")
+    training_log: pa.Table = _of("training_log", "sft_checkpoint")
+    rl_log: pa.Table = _of("training_log", "rl_checkpoint")
+    probes: pa.Table = _of("probes", "serving_probe")
+    tasks: pa.Table = _of("tasks", "tasks")
 
 
 def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None) -> list[dict[str, Any]]:
@@ -259,8 +263,7 @@ class Published:
 def published_figures(published: Mapping[str, Any]) -> list[Published]:
     """Return the figures of a spec's `published`, in its order.
 
-    Raises:
-        ValueError: a value that is not hits / n, to two digits.
+    Raises ValueError: a value that is not hits / n, to two digits.
     """
     collected = []
     for metric, stated in published.items():

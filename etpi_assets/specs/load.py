@@ -161,9 +161,8 @@ def part(spec: Mapping[str, Any], name: str) -> Any:
 def load_specs(user_folder: Path | None = None) -> Specs:
     """Read the installed specs and the user's: those of `user_folder`, by default of every folder of `user_folders`.
 
-    Raises:
-        SpecError: a folder of a plugin or of the user's does not exist, or has files that would not be read. The error
-            of a single spec stays with its entry.
+    Raises SpecError: a folder of a plugin or of the user's does not exist, or has files that would not be read. The
+    error of a single spec stays with its entry.
     """
     return _load(user_folders() if user_folder is None else [checked(user_folder, "given")], installed_folders())
 

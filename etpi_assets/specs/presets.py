@@ -23,8 +23,7 @@ def preset_names() -> tuple[str, ...]:
 def preset_file(name: str) -> Path:
     """Return the file of a preset.
 
-    Raises:
-        ValueError: there is no such preset; names those that resemble it, and all.
+    Raises ValueError: there is no such preset; names those that resemble it, and all.
     """
     if name not in preset_names():
         names = preset_names()

@@ -127,8 +127,7 @@ def assemble(
         main: the record of the main agent, to be filled.
         trained: the roles besides main whose calls are turns too.
 
-    Raises:
-        CaptureError: a call's output, log-probabilities and text do not belong together.
+    Raises CaptureError: a call's output, log-probabilities and text do not belong together.
     """
     counts: Counter[str] = Counter()
     nodes, paths = list[_Node](), _Paths()

@@ -329,8 +329,7 @@ def blocks(tables: Mapping[str, Rows], columns: Mapping[str, Sequence[str]]) -> 
         tables: `rollouts`, and others with a `rollout_id`, all in the order of `rollouts`, as rollout sets are stored.
         columns: the columns to read of each table, including `rollout_id`.
 
-    Raises:
-        ValueError: a table is in another order, or has rows of a rollout that `rollouts` lacks.
+    Raises ValueError: a table is in another order, or has rows of a rollout that `rollouts` lacks.
     """
     readers = {name: _Reader(table, columns[name]) for name, table in tables.items() if name != "rollouts"}
     for batch in batches(tables["rollouts"], columns["rollouts"]):
