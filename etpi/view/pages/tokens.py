@@ -122,7 +122,6 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         "pair_input": shown(pair.input_ids[-PAGE_TOKENS:], words, max(0, len(pair.input_ids) - PAGE_TOKENS))
         if pair.exists and not prompt
         else [],
-        "reasons": reasons(pair, last),
         "tokenizer": tokenizer,
         "known": bool(words),
         "link": lambda **changes: with_query(request, **changes),
@@ -164,35 +163,6 @@ def _pair(
 
 def _history(pieces: Sequence[Row]) -> list[int]:
     return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
-
-
-def reasons(pair: ShownPair, turn: Row) -> list[str]:
-    """Describe the edits of a turn on its way to a pair, with reasons."""
-    if not pair.exists:
-        return []
-    row, lines = pair.row, []
-    edit = row["prompt_edit"] or "none"
-    if "spliced" in edit:
-        lines.append("Spliced: the teacher's steering was removed from the prompt; the student will not get it.")
-    if "stripped" in edit:
-        lines.append("Stripped: think blocks of earlier turns were removed from the prompt.")
-    if "joined" in edit:
-        lines.append("Joined: the prompt was continued from the turn before it.")
-    if row["think_removed"]:
-        lines.append(f"The output's think block was removed: {row['think_removed']} ids (strip-think).")
-    if row["capture"] == "retokenised":
-        lines.append("Retokenised: the ids were computed from recorded text, not captured from an engine.")
-    if turn["drift_at"] is not None:
-        lines.append(f"Drift: the captured prompt stops repeating the turn before it at position {turn['drift_at']}.")
-    if row["weight"] is None:
-        lines.append("The pair is in no data set: it was dropped after the pairs, or belongs to no training row.")
-    else:
-        weight = row["weight"] * (row["copies"] or 1)
-        lines.append(
-            f"Masked: the {len(pair.input_ids):,} ids of the prompt are not in the loss; the "
-            f"{len(pair.output_ids):,} ids of the output are, with weight {weight:g} ({row['split']})."
-        )
-    return lines
 
 
 def _statistics(
