@@ -14,10 +14,10 @@ from etpi.init.experiment import TINY_PROMPT, NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, refuse_existing, spec_name, write_specs
 from etpi_assets.agent.harness import require_installed
+from etpi_assets.specs.experiment import preset_file
 from etpi_assets.specs.harness import PRESETS, HarnessSection
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.paths import PathError
-from etpi_assets.specs.presets import preset_file
 from etpi_resources.engines import EngineUnavailable
 
 _STUDENT = "the student, a folder or REPO@COMMIT of the hub"

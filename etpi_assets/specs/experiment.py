@@ -5,7 +5,10 @@ All scientific settings are in specs; run configuration has operational ones onl
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, field_validator, model_validator
@@ -291,6 +294,30 @@ class CardSection(Section):
 
 
 Preset = Literal["plan_first", "structured_cot", "terminal_rl", "tool_rl", "rejection_sampling"]
+
+
+_PRESETS = Path(__file__).resolve().parent / "presets"
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _PRESETS.glob("*.toml")))
+
+
+def preset_file(name: str) -> Path:
+    """Return the file of a preset.
+
+    Raises ValueError: there is no such preset; names those that resemble it, and all.
+    """
+    if name not in preset_names():
+        names = preset_names()
+        raise ValueError(f"there is no preset {name!r}.{near(str(name), names)} The presets are {', '.join(names)}")
+    return _PRESETS / f"{name}.toml"
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """Return the values of a preset, as its file nests them. Raises ValueError as `preset_file` does."""
+    return tomllib.loads(preset_file(name).read_text(encoding="utf-8"))
 
 
 class GpusSection(Section):

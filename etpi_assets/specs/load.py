@@ -19,10 +19,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec, preset_values
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, plugin_folders, user_folders, where_read
 from etpi_assets.specs.plugins import near
-from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.prompts import with_own_prompts
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.section import SpecError
