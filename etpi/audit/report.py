@@ -150,15 +150,11 @@ def terminal(report: Report, seconds: float) -> Iterator[str]:
         yield f"         a trainer {kind.trainer}"
         yield f"         remedy: {kind.remedy}"
     turns = ", ".join(f"{turn} {100 * share:.0f} %" for turn, share in report.by_turn()[:_TURNS])
-    calls = _percent(report.call_tokens, report.label_tokens)
-    yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls}"
+    calls = 100 * report.call_tokens / max(1, report.label_tokens)
+    yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls:.1f} %"
     yield from report.notes
     if not report.ranked():
         yield f"Nothing was found. Next: etpi init runs {report.path} --model MODEL"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / max(1, whole):.1f} %"
 
 
 def _coloured(spans: Sequence[tuple[str, str, bool]]) -> Iterator[str]:

@@ -57,10 +57,6 @@ def read_student(model: str) -> Student:
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
-    return _student(model)
-
-
-def _student(model: str) -> Student:
     if model.startswith(PACKAGE):
         return _packaged(model)
     if (folder := Path(model).expanduser()).is_dir():

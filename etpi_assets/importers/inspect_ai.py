@@ -133,7 +133,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     log, sample = row["log"], as_mapping(row["sample"], where)
     messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     held = sample.get("scores")
-    graded = {key: _grade(field(s, "value")) for key, s in held.items()} if isinstance(held, dict) else {}
+    stated = {key: field(s, "value") for key, s in held.items()} if isinstance(held, dict) else {}
+    # Letters and words are numbers, as Inspect reads them.
+    graded = {k: reward_of("score", _GRADES.get(v.strip(), v) if isinstance(v, str) else v) for k, v in stated.items()}
     scores = {key: value for key, value in graded.items() if value is not None}
     stop, ended = at(sample, ("output", "choices", -1, "stop_reason")), "length"
     if text_field(sample, "error", "message"):
@@ -186,11 +188,6 @@ def _messages(sample: Mapping[str, Any]) -> Any:
 
     messages = sample.get("messages")
     return resolved(messages) if isinstance(attachments, dict) and attachments else messages
-
-
-def _grade(value: Any) -> float | None:
-    """Return the value of a score as a number: letters and words as Inspect reads them."""
-    return reward_of("score", _GRADES.get(value.strip(), value) if isinstance(value, str) else value)
 
 
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -110,7 +110,8 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
             whole[turn["agent_id"], turn["turn"]] = prompt + list(turn["output_ids"])
         agents[turn["agent_id"]].turns.append(_turn(turn, prompt))
     for message in rows["messages"]:
-        agents[message["agent_id"]].messages.append(_message(message))
+        columns = {name: message[name] for name in _MESSAGE_FIELDS}
+        agents[message["agent_id"]].messages.append(Message(**columns | {"tool_calls": _loads(message["tool_calls"])}))
     columns = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
     columns |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
     return RolloutRecord(**columns, agents=list(agents.values()))
@@ -252,7 +253,8 @@ def _turn_rows(key: tuple[str, str], agent: AgentRecord, decode: Decode | None) 
         prefix = suffix = drift_at = drift = prompt_tokens = None
         if turn.prompt_ids is not None:
             prompt = _array(turn.prompt_ids)
-            prefix = _prefix_turn(prompt, whole)
+            # The latest earlier turn whose prompt + output is a prefix of the prompt.
+            prefix = next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
             prompt_tokens = len(prompt)
             suffix = prompt if prefix is None else prompt[len(whole[prefix]) :]
             if last in whole and prefix != last:
@@ -281,11 +283,6 @@ def _rest(form: str, kind: str, message: str | None, pure: bool, to: str | None,
     return _encode(fields).removeprefix("{")
 
 
-def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
-    """Return the latest earlier turn whose prompt + output is a prefix of the prompt."""
-    return next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
-
-
 def _drift(expected: np.ndarray, actual: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
     at = common_prefix(expected, actual)
     sides: dict[str, Any] = {}
@@ -311,11 +308,6 @@ def _message_row(key: tuple[str, str], index: int, message: Message) -> tuple[An
     calls = _ordered(message.tool_calls)
     text = (message.content, message.reasoning, calls)
     return (*key, index, message.turn, message.role, *text, message.kind, message.at)
-
-
-def _message(row: Mapping[str, Any]) -> Message:
-    columns = {name: row[name] for name in _MESSAGE_FIELDS}
-    return Message(**columns | {"tool_calls": _loads(row["tool_calls"])})
 
 
 _ROLLOUTS = 32

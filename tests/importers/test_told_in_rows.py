@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.importers import count_found, detect, import_runs
+from etpi_assets.importers import count_found, import_runs
 from etpi_assets.importers.calls import read_calls
 from etpi_assets.importers.conversation import in_call_order
 from etpi_assets.importers.normal import Message
@@ -21,6 +21,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from tests.support.rows import (
     called,
     chat,
+    detect,
     factory_row,
     openhands_flat_row,
     openhands_row,
