@@ -17,6 +17,7 @@ from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
 from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
 from etpi_assets.training.curves import Curve, curves
 from etpi_resources.frames import to_frame
+from etpi_resources.lake.catalog import sql_folder
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
@@ -276,3 +277,26 @@ def published_figures(published: Mapping[str, Any]) -> list[Published]:
             raise ValueError(f"published.{metric}: {figure.hits} of {figure.n} is not {figure.value}")
         collected.append(figure)
     return collected
+
+
+def run_query(query: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+    """Run a query of `sql` on tables and return its rows, in its order.
+
+    Args:
+        query: a file below `sql`, such as "reports/failures.sql".
+        evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
+            empty text) and `origin`, which the catalog's views have.
+        further: further tables that the query reads, as they are.
+    """
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET VARIABLE experiment = ''")
+        for name, table in evaluated.items():
+            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
+            connection.register(f"{name}_table", table)
+            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
+        for name, table in further.items():
+            connection.register(name, table)
+        return connection.execute((sql_folder() / query).read_text(encoding="utf-8")).to_arrow_table().to_pylist()

@@ -27,7 +27,6 @@ from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.hidden import with_hidden
-from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.links import (
     REPORTED_VIEW,
     dataset_page,
@@ -96,13 +95,13 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     evaluated = {
         "rollouts": tables.eval_rollouts, "scores": tables.eval_scores, "agent_scores": tables.eval_agent_scores,
     }  # fmt: skip
-    reinforced = run_report(
-        "changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
+    reinforced = facts.run_query(
+        "reports/changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
     )
     rates = [name for name in names if name not in facts.MEANS]
     paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, rates)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
-    failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
+    failed = facts.run_query("reports/failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
     teachers = tables.rollouts["outcome"].to_pylist() if "outcome" in tables.rollouts.column_names else []
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
@@ -217,30 +216,6 @@ def _verdicts(
             word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
             verdicts.append({**row, "threshold": threshold, "word": word, "worse": worse})
     return verdicts
-
-
-def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
-    """Run a report and return its rows, in its order.
-
-    Args:
-        report: the name of the file, "failures.sql". Callers write it out, so that the file is part of their code
-            version.
-        evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
-            empty text) and `origin`, which the catalog's views have.
-        further: further tables that the report reads, as they are.
-    """
-    import duckdb
-
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        for name, table in evaluated.items():
-            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
-            connection.register(f"{name}_table", table)
-            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
-        for name, table in further.items():
-            connection.register(name, table)
-        query = (sql_folder() / "reports" / report).read_text(encoding="utf-8")
-        return connection.execute(query).to_arrow_table().to_pylist()
 
 
 _ROLES = ("rl", "sft", "base")
