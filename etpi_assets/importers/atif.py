@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import content_text, count_keys, read_calls
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
+from etpi_assets.importers.conversation import Message, Options, RunInfo, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
-from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.run_info import TASK_COMPLETE, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
     as_list,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import read_content
-from etpi_assets.importers.conversation import Options, finish_of
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options, finish_of
 from etpi_assets.importers.sessions import Session, folder_name, paths, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of
 from etpi_assets.importers.source import text_field, text_inside, to_utc

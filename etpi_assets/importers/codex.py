@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import count_keys, read_tools
-from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.sessions import Session, folder_name, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of

@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import Options, fill_agent
+from etpi_assets.importers.conversation import Message, Options, fill_agent
 from etpi_assets.importers.generic import read_messages
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
     as_list,

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation.joins import join, paths_of
 from etpi_assets.importers import count_found, import_runs, sessions
-from etpi_assets.importers.conversation import set_ids
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, set_ids
 from etpi_assets.importers.sessions import paths
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord

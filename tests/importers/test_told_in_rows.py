@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.importers import count_found, import_runs
 from etpi_assets.importers.calls import read_calls
-from etpi_assets.importers.conversation import in_call_order
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, in_call_order
 from etpi_assets.importers.source import without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
