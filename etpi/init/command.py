@@ -161,7 +161,7 @@ def from_tasks(source: str, answers: Answers) -> int:
     )  # fmt: skip
     if experiment.reinforces_tiny:  # `serving_probe`: trained and served prompts are the same
         suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
-    new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
+    new = tasks.new_specs(name, suite_tasks)
     new += [experiment.spec()] if trains else []
     new += [experiment.baseline()] if answers.rl else []
     files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof

@@ -159,13 +159,10 @@ def _held_out(count: int) -> int:
     return 0 if count < 2 else max(1, math.floor(count * HELD_OUT))
 
 
-def suite_spec(name: str, tasks: OwnTasks) -> NewSpec:
-    return NewSpec("suite", name, rendered("suite", name=name, tasks=tasks))
-
-
-def reference_set_spec(name: str, tasks: OwnTasks) -> NewSpec:
-    """Return a rollout set that runs each task's reference solution, until an engine takes its place."""
-    return NewSpec("rollout_set", name, rendered("reference", name=name, tasks=tasks))
+def new_specs(name: str, tasks: OwnTasks) -> list[NewSpec]:
+    """Return the suite, and a rollout set that runs each task's reference solution until an engine takes its place."""
+    templates = {"suite": "suite", "rollout_set": "reference"}
+    return [NewSpec(set, name, rendered(template, name=name, tasks=tasks)) for set, template in templates.items()]
 
 
 def proof(name: str) -> list[str]:

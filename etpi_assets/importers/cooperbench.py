@@ -23,6 +23,7 @@ from etpi_assets.importers.source import (
     as_mapping,
     content_hash,
     field,
+    list_field,
     no_run,
     number_field,
     text_field,
@@ -188,10 +189,10 @@ def _agent(
             last.trained = False
             errors.setdefault(agent_id, last.text)
     position = order.index(agent_id) if agent_id in order else len(order)
-    feature, features = text_field(data, "feature_id"), field(data, "features")
+    feature = text_field(data, "feature_id")
     role = "solo" if agent_id == "solo" else "proposer" if position == 0 else "responder"
     patch = text_inside(unit, "solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
-    feature = feature or "+".join(map(str, features if isinstance(features, list) else ()))
+    feature = feature or "+".join(map(str, list_field(data, "features")))
     agent = AgentRecord(agent_id, feature, role, status, patch=patch)
     return fill_agent(agent, entries, options, blocks=flattened, answers="last")
 

@@ -13,7 +13,7 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_run
 from etpi_assets.importers.run_info import reward_of
-from etpi_assets.importers.source import as_list, as_mapping, field, no_run, text_field
+from etpi_assets.importers.source import as_list, as_mapping, field, list_field, no_run, text_field
 from etpi_assets.importers.spec import at, load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
@@ -192,8 +192,7 @@ def _messages(sample: Mapping[str, Any]) -> Any:
 
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the schemas of the first request that has some."""
-    events = sample.get("events")
-    for event in events if isinstance(events, list) else ():
+    for event in list_field(sample, "events"):
         if field(event, "event") == "model" and (schemas := read_tools(field(event, "tools"), "tools")):
             return schemas
     return None
