@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from etpi_resources.hidden import with_hidden
+from etpi_resources.templates import templates
 
 LEVELS = ("error", "warning", "note")
 SHOWN = 3
@@ -193,8 +193,5 @@ def as_json(report: Report, failed: Sequence[str]) -> dict[str, Any]:
 
 def page(report: Report) -> str:
     """Return the report as one page that loads nothing."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html.jinja"]), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    environment = templates(_HERE)
     return with_hidden(environment.get_template("page.html.jinja").render(report=report, kinds=KINDS))

@@ -10,8 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from etpi.init import preview
 from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
@@ -34,6 +32,7 @@ from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.process.progress import Progress
 from etpi_resources.rows import iter_rows, row_files
+from etpi_resources.templates import templates
 
 ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 """Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""
@@ -298,15 +297,10 @@ def _licences(path: Path) -> Counter[str]:
 
 def summary(result: Survey, student: Student) -> str:
     """Return the survey as a few lines, counts first."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"counted": _counted, "listed": _listed, "spread": _spread, "number": "{:,}".format}
-    environment.filters["findings"] = lambda unread: _listed(
-        [f"{each.name} ({each.kind}, {each.count:,})" for each in unread], _LISTED
-    )
+    texts = {"counted": _counted, "listed": _listed, "findings": _findings, "spread": _spread, "number": "{:,}".format}
     return (
-        environment.get_template("survey.txt.jinja")
+        templates(Path(__file__).parent, **texts)
+        .get_template("survey.txt.jinja")
         .render(
             s=result,
             student=student,
@@ -401,6 +395,10 @@ def _min_reward(result: Survey) -> str:
 def _spread(values: Sequence[int]) -> str:
     ordered = sorted(values)
     return f"median {ordered[len(ordered) // 2]:,}, longest {ordered[-1]:,}, {sum(ordered):,} in all"
+
+
+def _findings(unread: Sequence[Finding]) -> str:
+    return _listed([f"{each.name} ({each.kind}, {each.count:,})" for each in unread], _LISTED)
 
 
 def _counted(names: Counter[str]) -> str:

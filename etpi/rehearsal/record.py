@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from etpi.rehearsal import RATE
 from etpi.rehearsal.costs import Cost, costs
 from etpi.rehearsal.shrink import shrink
@@ -18,6 +16,7 @@ from etpi.rehearsal.stages import Stage, first_stop, run
 from etpi.rehearsal.starts import Start, faults, starts
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.files import write_atomically
+from etpi_resources.templates import templates
 
 NAME, WIDTH = "rehearsal.json", 118
 
@@ -68,10 +67,7 @@ def text(record: Record, folder: Path) -> str:
         before, after = " " * indent, " " * (indent + 2)
         return textwrap.fill(line, WIDTH, initial_indent=before, subsequent_indent=after, break_on_hyphens=False)
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["wrapped"] = wrapped
+    environment = templates(Path(__file__).parent, wrapped=wrapped)
     return environment.get_template("record.txt.jinja").render(
         r=record,
         folder=folder,

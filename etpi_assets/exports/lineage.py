@@ -9,7 +9,6 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,14 +16,10 @@ from etpi_assets.exports.experiment_data import DATASET, ExportSource
 from etpi_assets.tasks.table import data_sources
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import empty
+from etpi_resources.templates import templates
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
-TEMPLATES.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)  # YAML reads JSON
+# YAML reads JSON.
+TEMPLATES = templates(Path(__file__).with_name("templates"), yaml=lambda value: json.dumps(value, ensure_ascii=False))
 
 
 def lineage_section(source: ExportSource) -> str:

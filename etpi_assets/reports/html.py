@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pyarrow as pa
 from markupsafe import Markup, escape
 
@@ -34,17 +33,15 @@ from etpi_resources.links import (
     regressions_page,
     rollouts_page,
 )
+from etpi_resources.templates import templates
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=jinja2.select_autoescape(["html.jinja"]),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
+TEMPLATES = templates(
+    Path(__file__).with_name("templates"),
+    percent=facts.percent,
+    figure=facts.figure,
+    points=changes.points,
+    code=lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))),
 )
-TEMPLATES.filters |= {"percent": facts.percent, "figure": facts.figure}
-TEMPLATES.filters["points"] = changes.points
-TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 _REINFORCED = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 """Changes of a task by reinforcement; its page counts tasks over decodings and seeds."""
