@@ -13,8 +13,8 @@ import numpy as np
 from etpi.init.write import NewSpec, quoted, spec_name, write_specs
 from etpi.run.columns import aligned, cell, figure
 from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.section import SpecError
 from etpi_resources.lake import taint
 from etpi_resources.lake.catalog import connect
 from etpi_resources.lake.questions import reports

@@ -207,7 +207,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     specs, root, stopped = load_specs(), Lake.open().root / "rehearsals", False
     for name in experiments:
         rehearsal = record.rehearse(name, specs, root / name, rate)
-        click.echo("\n".join(record.lines(rehearsal, root / name)))
+        click.echo(record.text(rehearsal, root / name).rstrip("\n"))
         stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
 

@@ -107,7 +107,7 @@ def dry_run(names: Sequence[str], rebuild: Collection[str] = (), as_json: bool =
 
 def _proofs(names: Sequence[str], specs: Specs) -> Iterator[str]:
     """Yield a line for each suite whose tasks a run proves: how many, how long, and their images."""
-    from etpi.rehearsal.proofs import proof_lines
+    from etpi.rehearsal.costs import proof_lines
     from etpi_assets.planning.planner import set_of
     from etpi_assets.resources import Resources
 

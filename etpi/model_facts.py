@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from etpi.init.student import Student, read_student
-from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.section import SpecError
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.report import Finding, report
 from etpi_resources.chat.tokenizer_files import misread

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from etpi_assets.reports.facts import Published, published_figures
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.published import Published, figures
 from etpi_resources.lake.check_outcome import percent
 
 METRICS = ("plan_first", "plan_content", "follow_through")
@@ -76,7 +76,7 @@ def _place(source: str) -> tuple[str, int, str]:
 
 
 def _row(name: str, spec: ExperimentSpec) -> str:
-    published = {figure.metric: figure for figure in figures(spec.published)}
+    published = {figure.metric: figure for figure in published_figures(spec.published)}
     cells = [
         f"{spec.published['source'].rpartition(', ')[2]}, {spec.published['date']}",
         f"`{name}`",

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from docs.generate.markdown import anchor, code, prose, table
+from etpi_assets.specs.experiment import preset_file, preset_names
 from etpi_assets.specs.folders import FOLDERS
 from etpi_assets.specs.load import MODELS
-from etpi_assets.specs.presets import preset_file, preset_names
 
 _HEAD = """# Spec keys
 

@@ -33,8 +33,8 @@ from etpi_assets.importers.account import Account
 from etpi_assets.importers.format import ImportResult
 from etpi_assets.importers.source import without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.section import SpecError
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
@@ -130,8 +130,7 @@ def _numbers(column: Any) -> list[int]:
 class Examiner:
     """Examines blocks of rows; created once in each worker process, which loads the tokenizer.
 
-    Raises:
-        SpecError, ValueError: the model, or the held-out tasks, cannot be read.
+    Raises SpecError, ValueError: the model, or the held-out tasks, cannot be read.
     """
 
     def __init__(self, model: str, heldout: Path | None = None, columns: Mapping[str, str] | None = None) -> None:

@@ -37,8 +37,7 @@ def audit_file(
 ) -> Report:
     """Return the findings on the rows of a file or folder. `columns`: the map of rows of no known format.
 
-    Raises:
-        FileNotFoundError, ValueError: nothing is there, or as `importers.plan` and `Examiner`.
+    Raises FileNotFoundError, ValueError: nothing is there, or as `importers.plan` and `Examiner`.
     """
     notes = list[str]()
     read = read_map(columns) if columns else None

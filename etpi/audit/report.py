@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from etpi_resources.hidden import with_hidden
+from etpi_resources.templates import templates
 
 LEVELS = ("error", "warning", "note")
 SHOWN = 3
@@ -150,15 +150,11 @@ def terminal(report: Report, seconds: float) -> Iterator[str]:
         yield f"         a trainer {kind.trainer}"
         yield f"         remedy: {kind.remedy}"
     turns = ", ".join(f"{turn} {100 * share:.0f} %" for turn, share in report.by_turn()[:_TURNS])
-    calls = _percent(report.call_tokens, report.label_tokens)
-    yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls}"
+    calls = 100 * report.call_tokens / max(1, report.label_tokens)
+    yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls:.1f} %"
     yield from report.notes
     if not report.ranked():
         yield f"Nothing was found. Next: etpi init runs {report.path} --model MODEL"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / max(1, whole):.1f} %"
 
 
 def _coloured(spans: Sequence[tuple[str, str, bool]]) -> Iterator[str]:
@@ -197,8 +193,5 @@ def as_json(report: Report, failed: Sequence[str]) -> dict[str, Any]:
 
 def page(report: Report) -> str:
     """Return the report as one page that loads nothing."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html.jinja"]), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    environment = templates(_HERE)
     return with_hidden(environment.get_template("page.html.jinja").render(report=report, kinds=KINDS))

@@ -1,4 +1,4 @@
-"""Run `etpi doctor` and print its table."""
+"""Run `etpi doctor`: judge the report of a machine; print faults, and notes, which stop nothing, with remedies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from etpi.doctor.findings import Finding, little_space, show, table, unguarded
 from etpi.doctor.machine import Examiner, MachineReport
+from etpi.run.columns import aligned
 from etpi_resources.lake.lake import Lake
 
 COLUMNS = ("lake", "locks", "sandboxes", "accelerators", "page")
@@ -22,14 +23,69 @@ print(Examiner(Path(sys.argv[1]), "other", sys.argv[2]).can_take("flock"))
 """
 
 
+FREE_GB = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a machine, or a note about it."""
+
+    node: str
+    column: str
+    what: str
+    remedy: str
+    fault: bool = True
+
+
+def little_space(report: MachineReport) -> Iterator[Finding]:
+    """Yield a note for each folder with little free space."""
+    for place, free in report.free_gb.items():
+        if free < FREE_GB:
+            what = f"{free:g} GB are free in the folder of {'the lake' if place == 'lake' else 'its own files'}"
+            yield Finding(report.name, "lake", what, "free space there: etpi gc (docs/lake.md)", fault=False)
+
+
+def unguarded(report: MachineReport) -> Iterator[Finding]:
+    """Yield a note for each page of Dagster that anybody can drive."""
+    for process in report.unguarded:
+        what = f"{process} serves Dagster's page unguarded: a website in your browser can launch runs and read it"
+        yield Finding(report.name, "page", what, "stop it, or `dagster dev`, and use `etpi ui`", fault=False)
+
+
+def table(
+    title: str, columns: Sequence[str], facts: Mapping[str, Mapping[str, str]], findings: Sequence[Finding]
+) -> str:
+    """Return the table of machines: `facts` has, for each, texts of columns; another column reads "ok"."""
+
+    def cell(name: str, column: str, text: str) -> str:
+        of_cell = [finding for finding in findings if finding.node == name and finding.column == column]
+        if any(finding.fault for finding in of_cell):
+            return "FAULT"
+        return text + (" (note)" if of_cell else "")
+
+    rows = [
+        [name, *(cell(name, column, texts.get(column, "ok")) for column in columns)] for name, texts in facts.items()
+    ]
+    return aligned([[title, *columns], *rows])
+
+
+def show(findings: Sequence[Finding], examined: str) -> int:
+    """Print findings with their remedies; return the exit status."""
+    faults = [finding for finding in findings if finding.fault]
+    for finding in findings:
+        label, remedy = "FAULT" if finding.fault else "note", finding.remedy.replace("\n", "\n       ")
+        print(f"\n{label}  {finding.node}, {finding.column}: {finding.what}\n       {remedy}")
+    print(f"\n{examined}: {len(faults)} faults, {len(findings) - len(faults)} notes")
+    return 1 if faults else 0
+
+
 def doctor(experiments: Sequence[str] = ()) -> int:
     """Examine this machine, print a table and the remedies, and return 1 if there is a fault.
 
     Args:
         experiments: where no container engine answers, that is a fault if one of these needs it, else a note.
 
-    Raises:
-        SpecError: an experiment does not exist.
+    Raises SpecError: an experiment does not exist.
     """
     lake = Lake.open().root
     token = uuid.uuid4().hex[:12]

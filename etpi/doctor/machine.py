@@ -64,7 +64,7 @@ class Examiner:
             lake_error=not_writable(self.lake),
             lake_kind=file_system(self.lake),
             sandbox_error=_sandbox_error(),
-            accelerators=sorted(path.name for path in _device_files()),
+            accelerators=_accelerators(),
             free_gb=free_gb({"lake": self.lake}),
             unguarded=unguarded_pages(),
         )
@@ -158,11 +158,11 @@ def _sandbox_error() -> str | None:
     return None
 
 
-def _device_files() -> list[Path]:
-    """Return the files of NVIDIA's devices, or those of rendering where AMD's compute device exists."""
+def _accelerators() -> list[str]:
+    """Return the names of NVIDIA's device files, and of those of rendering where AMD's compute device exists."""
     amd = Path("/dev/kfd").exists()
     places = [*Path("/dev").glob("nvidia[0-9]*"), *(Path("/dev/dri").glob("renderD*") if amd else ())]
-    return [path for path in places if _DEVICES.fullmatch(path.name)]
+    return sorted(path.name for path in places if _DEVICES.fullmatch(path.name))
 
 
 def free_gb(folders: Mapping[str, Path]) -> dict[str, float]:

@@ -14,10 +14,10 @@ from etpi.init.experiment import TINY_PROMPT, NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, refuse_existing, spec_name, write_specs
 from etpi_assets.agent.harness import require_installed
+from etpi_assets.specs.experiment import preset_file
 from etpi_assets.specs.harness import PRESETS, HarnessSection
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.paths import PathError
-from etpi_assets.specs.presets import preset_file
 from etpi_resources.engines import EngineUnavailable
 
 _STUDENT = "the student, a folder or REPO@COMMIT of the hub"
@@ -65,8 +65,7 @@ class Answers:
     def ask(self, option: str, question: str, default: str | None) -> str:
         """Return the option, a person's answer, or the default.
 
-        Raises:
-            UsageError: there is neither an option, nor a person to ask, nor a default.
+        Raises UsageError: there is neither an option, nor a person to ask, nor a default.
         """
         value = getattr(self, option)
         if value is None and not self.yes and sys.stdin.isatty():
@@ -89,8 +88,7 @@ class Answers:
 def from_trajectories(source: str, answers: Answers) -> int:
     """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
-    Raises:
-        SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
+    Raises SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask_student(None))
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
@@ -136,8 +134,7 @@ def from_tasks(source: str, answers: Answers) -> int:
 
     Always 0.
 
-    Raises:
-        SpecError: there are no tasks, they cannot be proved, a bad student or name, or files that exist.
+    Raises SpecError: there are no tasks, they cannot be proved, a bad student or name, or files that exist.
     """
     place = Path(source).expanduser()
     kind = tasks.kind_of(place)
@@ -164,7 +161,7 @@ def from_tasks(source: str, answers: Answers) -> int:
     )  # fmt: skip
     if experiment.reinforces_tiny:  # `serving_probe`: trained and served prompts are the same
         suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
-    new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
+    new = tasks.new_specs(name, suite_tasks)
     new += [experiment.spec()] if trains else []
     new += [experiment.baseline()] if answers.rl else []
     files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
@@ -205,8 +202,7 @@ def _prove(suite: str) -> list[str]:
 def from_endpoint(url: str, suite: str, answers: Answers) -> int:
     """Write a rollout set that an endpoint's model collects on a suite, and an experiment; always 0.
 
-    Raises:
-        SpecError: the server or the suite is unknown, a bad student or name, or files that exist.
+    Raises SpecError: the server or the suite is unknown, a bad student or name, or files that exist.
     """
     specs = load_specs()
     agent, sandbox = endpoint.suite_agent(suite, specs)

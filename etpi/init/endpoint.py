@@ -112,8 +112,7 @@ def summary(endpoint: Endpoint) -> str:
 def suite_agent(suite: str, specs: Specs) -> tuple[AgentSection, str]:
     """Return the agent and the kind of sandbox that a known rollout set on a suite of the same family has.
 
-    Raises:
-        SpecError: there is no such suite.
+    Raises SpecError: there is no such suite.
     """
     spec = specs.get("suite", suite)
     for rollout_set in specs.rollout_sets.values():

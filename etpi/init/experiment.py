@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from etpi.init.student import Student
 from etpi.init.write import NewSpec, rendered
-from etpi_assets.specs.presets import preset_values
+from etpi_assets.specs.experiment import preset_values
 
 DEFAULT_LENGTH = 32768
 """`dataset.max_length` where neither the student's context nor longer runs say otherwise."""

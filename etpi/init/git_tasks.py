@@ -10,14 +10,15 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etpi.init.foreign_git import git, objects_of
 from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
@@ -35,6 +36,48 @@ _SHOWN = 600
 _IDENTITY = ("-c", "user.name=etpi", "-c", "user.email=etpi@localhost")
 _DATE = "2000-01-01T00:00:00Z"
 _LOOK = "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_paths()['purelib']]))"
+
+
+_OFF = ("safe.directory=*", "core.fsmonitor=", "core.hooksPath=/dev/null", "log.showSignature=false")
+_SECONDS = 20
+"""The time that git has to read a foreign repository's configuration and references."""
+
+
+def git(folder: Path, *words: str, seconds: float | None = None, **variables: str) -> bytes:
+    """Run git in a folder without the configuration of the user and of the machine; return what it prints.
+
+    Raises subprocess.CalledProcessError: it fails, or runs for more than `seconds`.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_NO_LAZY_FETCH": "1", **variables}
+    command = ["git", *(word for setting in _OFF for word in ("-c", setting)), "-C", str(folder), *words]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, env=environment, timeout=seconds).stdout
+    except subprocess.TimeoutExpired as error:
+        reason = f"git {words[0]} takes longer than {seconds} s; a file of .git may be a pipe"
+        raise subprocess.CalledProcessError(124, command, stderr=reason.encode()) from error
+
+
+@contextmanager
+def objects_of(repository: Path) -> Iterator[Path]:
+    """Yield a bare repository, with no configuration but git's own, that has a repository's objects and its HEAD.
+
+    Raises subprocess.CalledProcessError: it is no repository, or has no commit.
+    """
+
+    def ask(*words: str) -> str:
+        line = ("rev-parse", "--path-format=absolute", *words)
+        return git(repository, *line, seconds=_SECONDS).decode().rstrip("\n")
+
+    head, kind = ask("--verify", "HEAD^{commit}"), ask("--show-object-format")
+    with tempfile.TemporaryDirectory(prefix="etpi-git-") as name:
+        folder = Path(name)
+        git(folder, "init", "-q", "--bare", "--template=", f"--object-format={kind}")
+        (folder / "objects" / "info" / "alternates").write_text(f"{ask('--git-path', 'objects')}\n")
+        if (shallow := Path(ask("--git-path", "shallow"))).is_file():
+            shutil.copyfile(shallow, folder / "shallow")
+        (folder / "HEAD").write_text(f"{head}\n")
+        yield folder
 
 
 @dataclass(frozen=True)
@@ -74,8 +117,7 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
         python: an interpreter whose installed packages the tests need; None: pytest alone.
         commits: the number of commits to look at.
 
-    Raises:
-        SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
+    Raises SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
     """
     try:
         with objects_of(repository) as objects:
@@ -205,8 +247,7 @@ def _snapshot(objects: Path, commit: str, to: Path) -> None:
 def _tools(folder: Path, python: str | None, roots: Sequence[str]) -> None:
     """Make the folder of the tests' interpreter.
 
-    Raises:
-        SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
+    Raises SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier look with another interpreter
     folder.parent.mkdir(parents=True, exist_ok=True)

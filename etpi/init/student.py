@@ -52,16 +52,11 @@ class Student:
 def read_student(model: str) -> Student:
     """Return the student of a name: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
 
-    Raises:
-        SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template, or one
-            without bounds.
+    Raises SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template, or
+    one without bounds.
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
-    return _student(model)
-
-
-def _student(model: str) -> Student:
     if model.startswith(PACKAGE):
         return _packaged(model)
     if (folder := Path(model).expanduser()).is_dir():

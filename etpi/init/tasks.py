@@ -43,11 +43,7 @@ class OwnTasks:
 
 
 def kind_of(source: Path) -> Kind:
-    """Return the kind of a folder or file of tasks.
-
-    Raises:
-        SpecError: it is none of the four, or does not exist.
-    """
+    """Return the kind of a folder or file of tasks. Raises SpecError: it is none of the four, or does not exist."""
     if not source.exists():
         raise SpecError(f"{source}: there is nothing there")
     cloned = (source / ".git").exists()
@@ -118,8 +114,7 @@ def from_cooperbench(source: Path, repos: Sequence[str], checkouts: str | None) 
     Args:
         repos: only these folders of `source`; empty: all.
 
-    Raises:
-        SpecError: `source` has none of a repository.
+    Raises SpecError: `source` has none of a repository.
     """
     folders = sorted({file.parents[1] for file in source.glob("*/task*/feature*/feature.md")})
     tasks = Counter(folder.parent.name for folder in folders if not repos or folder.parent.name in repos)
@@ -164,13 +159,10 @@ def _held_out(count: int) -> int:
     return 0 if count < 2 else max(1, math.floor(count * HELD_OUT))
 
 
-def suite_spec(name: str, tasks: OwnTasks) -> NewSpec:
-    return NewSpec("suite", name, rendered("suite", name=name, tasks=tasks))
-
-
-def reference_set_spec(name: str, tasks: OwnTasks) -> NewSpec:
-    """Return a rollout set that runs each task's reference solution, until an engine takes its place."""
-    return NewSpec("rollout_set", name, rendered("reference", name=name, tasks=tasks))
+def new_specs(name: str, tasks: OwnTasks) -> list[NewSpec]:
+    """Return the suite, and a rollout set that runs each task's reference solution until an engine takes its place."""
+    templates = {"suite": "suite", "rollout_set": "reference"}
+    return [NewSpec(set, name, rendered(template, name=name, tasks=tasks)) for set, template in templates.items()]
 
 
 def proof(name: str) -> list[str]:

@@ -32,6 +32,7 @@ from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.process.progress import Progress
 from etpi_resources.rows import iter_rows, row_files
+from etpi_resources.templates import templates
 
 ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 """Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""
@@ -131,6 +132,21 @@ class Survey:
         return [finding for finding in self.unread if finding.stops]
 
     @property
+    def passing(self) -> list[Finding]:
+        """Return the unread columns and keys that stop nothing."""
+        return [finding for finding in self.unread if not finding.stops]
+
+    @property
+    def of_assistant(self) -> bool:
+        """Return whether they are sessions of a coding assistant, of one program alone."""
+        return self.format in ASSISTANTS
+
+    @property
+    def lacks_schemas(self) -> bool:
+        """Return whether tools were called, and no rollout records schemas."""
+        return bool(self.called) and not self.with_tools
+
+    @property
     def native(self) -> bool:
         """Return whether every turn has ids, and none of them is seen to be of another tokenizer."""
         return bool(self.same_turns) and not self.foreign_turns and self.native_turns == sum(self.turns)
@@ -173,7 +189,7 @@ def survey(
     result.licences = _licences(path)
     if result.native:
         result.options["tokenizer"] = student.names.get("tokenizer", "tiny")
-    if keys or result.secrets or result.format in ASSISTANTS:
+    if keys or result.secrets or result.of_assistant:
         result.options["secrets"] = keys or "mask"
     return result
 
@@ -281,64 +297,21 @@ def _licences(path: Path) -> Counter[str]:
 
 def summary(result: Survey, student: Student, preset: str | None) -> str:
     """Return the survey as a few lines, counts first."""
-    looked = "" if result.looked == result.inputs else f"; looked at the first {result.looked:,}"
-    inputs = "uncounted" if result.inputs is None else f"{result.inputs:,}"
-    refused = sum(result.refused.values())
-    lines = [
-        f"{result.path}: {inputs} inputs of format {' and '.join(result.formats)}{looked}: "
-        f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
-        *(
-            f"  cannot be read: {n} {why}, first {result.first_refusal[why]}"
-            for why, n in result.refused.most_common(_SHOWN)
-        ),
-        *_unread(result),
-    ]
-    if not result.rollouts:
-        return "\n".join(lines)
-    if columns := result.options.get("map"):
-        lines.append(f"  columns: {', '.join(f'{key} from {path}' for key, path in columns.items())}")
-    conversations = len(result.turns)
-    unit = "tokens" if student.chat else "characters"
-    context = f"; context {student.context:,}" if student.context else ""
-    lines += [
-        f"  turns: {_spread(result.turns)}; {result.answers} of {conversations} conversations end in a final answer",
-        f"  {unit}: {_spread(result.lengths)}{context}",
-        f"  messages: {_counted(result.roles)}",
-        f"  tools: {_counted(result.offered) or 'no schemas'} (schemas in {result.with_tools} rollouts); "
-        f"called: {_counted(result.called) or 'none by structured calls'}",
-        f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns; "
-        f"turns without a readable action: {result.unreadable.total()}",
-        f"  ended: {_counted(result.exits)}",
-        f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
-        f"licences: {_counted(result.licences) or 'not recorded'}",
-        *_private(result),
-    ]
-    if _lacks_schemas(result):
-        lines.append(
-            "  the called tools have no schemas: give them in options.tools of the rollout set, unless the prompts "
-            "describe the tools; the check tools_offered blocks calls of tools that are not offered"
+    texts = {"counted": _counted, "listed": _listed, "findings": _findings, "spread": _spread, "number": "{:,}".format}
+    return (
+        templates(Path(__file__).parent, **texts)
+        .get_template("survey.txt.jinja")
+        .render(
+            s=result,
+            student=student,
+            strips_think=strips_think(preset),
+            over=sum(length > student.context for length in result.lengths) if student.context else 0,
+            problems=[finding for finding in report(student.chat) if finding.problem] if student.chat else [],
+            choices=_CHOICES,
+            shown=_SHOWN,
         )
-    if student.context and (over := sum(length > student.context for length in result.lengths)):
-        lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
-    if result.unanswered:
-        first = next(iter(result.unanswered))
-        lines.append(f"  {len(result.unanswered)} conversations have calls without results, first {first}")
-    if result.think_turns and strips_think(preset):
-        lines.append(f"  {result.think_turns} think blocks are not trained (pairs.strip_think = false trains them)")
-    lines += _dropped(result)
-    lines += [
-        f"  {n} conversations cannot be written in the student's template: {why}"
-        for why, n in result.unrendered.most_common(_SHOWN)
-    ]
-    if result.native_turns:
-        ids = "are the student's" if result.native else "are not used: not all of them are seen to be the student's"
-        lines.append(f"  token ids: {result.native_turns} of {sum(result.turns)} turns; they {ids}")
-    if student.unknown:
-        lines.append(f"  not measured: {student.unknown}")
-    if student.chat:
-        problems = [finding for finding in report(student.chat) if finding.problem]
-        lines += [f"  the student's template: {finding.subject}: {finding.problem}" for finding in problems]
-    return "\n".join(lines)
+        .rstrip("\n")
+    )
 
 
 def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
@@ -372,54 +345,6 @@ def _preview(result: Survey, student: Student, preset: str | None) -> list[previ
         return f"the first conversation: {' '.join(str(error).split())}"
 
 
-def _private(result: Survey) -> list[str]:
-    lines = []
-    if result.format in ASSISTANTS:
-        lines.append("  sessions of an assistant contain other people's code: train only on data that you may pass on")
-    if result.secrets or result.format in ASSISTANTS:
-        counts = f"{_counted(result.secrets)} in {result.with_secrets} rollouts" if result.secrets else "none"
-        lines.append(
-            f"  keys and tokens: {counts} ({_CHOICES[result.options.get('secrets', 'keep')]}: options.secrets)"
-        )
-    return lines
-
-
-def _unread(result: Survey) -> list[str]:
-    """Return lines for the columns, keys and files that nothing reads."""
-    lines = []
-    for stops, what in ((True, "not read, and may change what is trained"), (False, "not read")):
-        named = [f"{each.name} ({each.kind}, {each.count:,})" for each in result.unread if each.stops == stops]
-        lines += [f"  {what}: {_listed(named, _LISTED)}"] if named else []
-    if result.unread_files:
-        lines.append(f"  files that no format reads: {_listed(result.unread_files)}")
-    return lines
-
-
-def _lacks_schemas(result: Survey) -> bool:
-    return bool(result.called) and not result.with_tools
-
-
-def _dropped(result: Survey) -> list[str]:
-    """Return a line for everything that a run will drop, with the key that keeps it."""
-    below = result.rollouts - result.ones
-    rewarded = below and result.ones
-    turns, unreadable = sum(result.turns), result.unreadable.total()
-    lines = {
-        f"{below} of {result.rollouts} rollouts, which have no reward of 1 (select.min_reward)": rewarded,
-        f"{result.broken} of {result.rollouts} rollouts, which an error or a limit ended "
-        '(select.exit = "any" keeps them)': result.broken,
-        f"{result.copies} rollouts, each the row of an earlier one again "
-        '(select.duplicates = "keep" keeps them)': result.copies,
-        f"{result.parts} rollouts, of whose turns others have all, as of a run that was saved after each step "
-        '(select.duplicates = "keep" keeps them)': result.parts,
-        f"{unreadable} of {turns} turns, which have no readable action: {_counted(result.unreadable)} "
-        "(pairs.drop_unparseable = false keeps them, as text)": unreadable,
-        f"{result.truncated_turns} of {turns} turns, which were cut at the output limit "
-        "(pairs.drop_truncated = false keeps them)": result.truncated_turns,
-    }
-    return [f"  will be dropped: {line}" for line, count in lines.items() if count]
-
-
 def format_spec(name: str, columns: Mapping[str, str]) -> NewSpec:
     """Return the format that a map of columns is, as a TOML file of the user's."""
     tables = map_tables(columns)
@@ -441,7 +366,7 @@ def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: st
     options = {k: v for k, v in result.options.items() if k != "map"} | ({"teacher": teacher} if teacher else {})
     format, licence = result.format, licence or next(iter(result.licences), "")
     values = {"path": path, "file": Path(path).name, "licence": licence, "options": options, "meaning": _MEANING}
-    values |= {"format": format_name(name) if "map" in result.options else format, "lacks": _lacks_schemas(result)}
+    values |= {"format": format_name(name) if "map" in result.options else format, "lacks": result.lacks_schemas}
     return NewSpec("rollout_set", name, rendered("imported", survey=result, **values))
 
 
@@ -473,10 +398,8 @@ def _spread(values: Sequence[int]) -> str:
     return f"median {ordered[len(ordered) // 2]:,}, longest {ordered[-1]:,}, {sum(ordered):,} in all"
 
 
-def _rewards(result: Survey) -> str:
-    if not result.rewards:
-        return "none recorded"
-    return f"{len(result.rewards)} of {result.rollouts} rollouts, {result.ones} with 1 or more"
+def _findings(unread: Sequence[Finding]) -> str:
+    return _listed([f"{each.name} ({each.kind}, {each.count:,})" for each in unread], _LISTED)
 
 
 def _counted(names: Counter[str]) -> str:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from etpi.run.columns import WIDTH
 from etpi.run.console_table import step_lines
 from etpi_assets.planning.planner import open_steps, plan
@@ -19,6 +17,7 @@ from etpi_assets.specs.folders import DEFAULT, FOLDERS, FORMATS, user_folders
 from etpi_assets.specs.json_schema import FOLDER, directive, schema
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
+from etpi_resources.templates import templates
 
 TEMPLATES = Path(__file__).with_name("specs")
 FORMAT = "format"
@@ -51,11 +50,7 @@ def quoted(value: str | Mapping[str, str] | Sequence[str]) -> str:
 
 def rendered(template: str, **values: Any) -> str:
     """Return the TOML of a new spec: a template of `etpi/init/specs` with its values."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters["toml"] = quoted
-    return environment.get_template(f"{template}.toml.jinja").render(values)
+    return templates(TEMPLATES, toml=quoted).get_template(f"{template}.toml.jinja").render(values).rstrip("\n") + "\n"
 
 
 def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
@@ -66,8 +61,7 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
     Args:
         force: replace files that exist.
 
-    Raises:
-        SpecError: a file or another spec has the name, or the specs are invalid.
+    Raises SpecError: a file or another spec has the name, or the specs are invalid.
     """
     files = {_file_of(spec.set, spec.name): spec for spec in specs}
     before = {file: file.read_text(encoding="utf-8") if file.exists() else None for file in files}
@@ -116,19 +110,6 @@ def announcement(files: Sequence[Path], name: str, export: str = "trl", first: S
     """
     steps = open_steps(plan(name, load_specs(), Lake.open()))
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
-    return "\n".join(
-        [
-            f"wrote {', '.join(map(str, shown))}",
-            f"etpi run computes {len(steps)} steps; steps that do not apply are skipped:",
-            *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
-            "Next:",
-            f"  etpi run {name} --dry-run     # each asset and why it would be computed",
-            *(f"  etpi run {other}     # how often the untrained student solves the tasks" for other in first),
-            f"  etpi run {name}",
-            *(
-                [f"  etpi export {name} --format {export} --to out     # docs/reference/formats.md lists the formats"]
-                if export
-                else []
-            ),
-        ]
-    )
+    lines = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)]
+    template = templates(Path(__file__).parent).get_template("announcement.txt.jinja")
+    return template.render(files=shown, steps=steps, lines=lines, name=name, first=first, export=export).rstrip("\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from etpi.rehearsal.stages import Stage, first_stop, run
 from etpi.rehearsal.starts import Start, faults, starts
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.files import write_atomically
+from etpi_resources.templates import templates
 
 NAME, WIDTH = "rehearsal.json", 118
 
@@ -59,39 +60,19 @@ def rehearse(name: str, specs: Specs, folder: Path, rate: float = RATE) -> Recor
     return record
 
 
-def lines(record: Record, folder: Path) -> Iterator[str]:
-    """Yield the table of stages, the estimates of the real run, and what proves that it would start."""
-    yield f"Rehearsal of {record.experiment}: {record.seconds:.0f} s, in {folder}"
-    yield ""
-    width = max(len(f"{stage.asset} of {stage.key}") for stage in record.stages)
-    for stage in record.stages:
-        yield f"  {f'{stage.asset} of {stage.key}':{width}}  {stage.verdict:14} {stage.seconds:6.1f} s"
-        for finding in stage.blocks:
-            label = f"{finding.check}: " if finding.check else ""
-            yield from _wrapped(f"{label}{finding.message}", 6)
-        if stage.accepted:
-            yield from _wrapped(f"fails, and the spec accepts it: {', '.join(stage.accepted)}", 6)
-    yield ""
-    yield "What the real run will take (amounts at most; GPU times at least, for those amounts):"
-    for cost in record.costs:
-        yield from _wrapped(f"{cost.part}: {cost.value}", 2)
-        yield from _wrapped(f"= {cost.formula}", 6)
-    yield ""
-    yield "Would the real run start? Line by line, with what proves it:"
-    for line in record.starts:
-        yield from _wrapped(f"{line.state:10}  {line.what}: {line.why}", 2)
-    yield ""
-    stopping = faults(record.starts)
-    open_lines = sum(line.state in ("not proved", "estimated") for line in record.starts)
-    if stop := first_stop(record.stages):
-        yield f"The real run would stop at {stop.asset} of {stop.key}. Log: {folder / 'run.log'}"
-    if stopping:
-        yield f"{len(stopping)} of {len(record.starts)} lines would stop the real run: see FAULT."
-    else:
-        yield f"No fault in {len(record.starts)} lines; {open_lines} of them are estimated or not proved here."
+def text(record: Record, folder: Path) -> str:
+    """Return the table of stages, the estimates of the real run, and what proves that it would start."""
 
+    def wrapped(line: str, indent: int) -> str:
+        before, after = " " * indent, " " * (indent + 2)
+        return textwrap.fill(line, WIDTH, initial_indent=before, subsequent_indent=after, break_on_hyphens=False)
 
-def _wrapped(text: str, indent: int) -> Iterator[str]:
-    yield from textwrap.wrap(
-        text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
+    environment = templates(Path(__file__).parent, wrapped=wrapped)
+    return environment.get_template("record.txt.jinja").render(
+        r=record,
+        folder=folder,
+        width=max(len(f"{stage.asset} of {stage.key}") for stage in record.stages),
+        stop=first_stop(record.stages),
+        faults=faults(record.starts),
+        unproved=sum(line.state in ("not proved", "estimated") for line in record.starts),
     )

@@ -104,8 +104,7 @@ class Rehearsal:
 def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     """Write the small specs of an experiment and all that it reads into `folder`/specs.
 
-    Raises:
-        SpecError: a spec is unknown or invalid, or its architecture or family cannot be rehearsed.
+    Raises SpecError: a spec is unknown or invalid, or its architecture or family cannot be rehearsed.
     """
     spec = specs.get("experiment", name)
     small = Rehearsal(name, folder.resolve())

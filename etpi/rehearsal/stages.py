@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
-from etpi_assets.planning.planner import Step, plan
+from etpi_assets.planning.planner import plan
 from etpi_assets.specs.load import load_specs
 from etpi_resources.backend import CLUSTER_VARIABLE
 from etpi_resources.lake.lake import Lake, LakeError, Ref
@@ -81,15 +81,11 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     return list(_stages(rehearsal, failures))
 
 
-def _steps(rehearsal: Rehearsal) -> list[Step]:
-    """Return the chain's steps in order, without those of specs."""
-    specs, lake = load_specs(rehearsal.folder / "specs"), Lake(rehearsal.folder / "lake")
-    return [step for step in plan(PREFIX + rehearsal.name, specs, lake) if not step.asset.endswith("_spec")]
-
-
 def _stages(rehearsal: Rehearsal, failures: Sequence[str]) -> Iterator[Stage]:
-    lake = Lake(rehearsal.folder / "lake")
-    for step in _steps(rehearsal):
+    specs, lake = load_specs(rehearsal.folder / "specs"), Lake(rehearsal.folder / "lake")
+    for step in plan(PREFIX + rehearsal.name, specs, lake):
+        if step.asset.endswith("_spec"):
+            continue
         ref = Ref(step.asset, step.set, step.key)
         manifest = lake.blocked(ref) or lake.current(ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)

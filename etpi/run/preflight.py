@@ -35,8 +35,7 @@ def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[st
     Args:
         factory: from the name of a kind to its factory (`Resources.sandboxes`).
 
-    Raises:
-        SandboxUnavailable: one cannot start; the message names the first step that needs it, cause and remedies.
+    Raises SandboxUnavailable: one cannot start; the message names the first step that needs it, cause and remedies.
     """
     needed: dict[str, Step] = {}
     for step in open_steps(steps):
@@ -56,8 +55,7 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
     """Check that PyTorch is installed for the open steps that compute with it in this interpreter, and the trackers of
     open trainings. An interpreter that `ETPI_TRAINER_PYTHON` names checks its own.
 
-    Raises:
-        PackageMissing, TrackerMissing: one is not; the message names the step and the command that installs it.
+    Raises PackageMissing, TrackerMissing: one is not; the message names the step and the command that installs it.
     """
     trains_here = trainer_python() == sys.executable
     for step in open_steps(steps):
@@ -113,8 +111,7 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
     """Check that the chat templates of open steps, unless etpi or TRL ships them, keep within bounds for small
     conversations.
 
-    Raises:
-        SpecError: one does not; the message names the step.
+    Raises SpecError: one does not; the message names the step.
     """
     wanted: dict[tuple[str, str | None], Step] = {}
     for step in open_steps(steps):

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import duckdb
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -32,6 +32,7 @@ from etpi_resources.hidden import with_hidden
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.lake.catalog import default_path
 from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.templates import templates
 
 TEMPLATES = Path(__file__).with_name("templates")
 POLICY = (
@@ -112,12 +113,9 @@ def _raw_paths(app: ASGIApp) -> ASGIApp:
 
 
 def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=formats.visible,
-    )  # fmt: skip
+    environment = templates(TEMPLATES, **formats.FILTERS, token_spans=tokens.token_spans)
+    environment.finalize = formats.visible
     environment.globals["links"] = links
-    environment.filters |= formats.FILTERS | {"token_spans": tokens.token_spans}
     return environment
 
 

@@ -32,8 +32,7 @@ class Queries:
     def rows(self, query: str, **variables: Any) -> list[Row]:
         """Return the rows of `sql/pages/<query>.sql`; variables that are not given are NULL.
 
-        Raises:
-            KeyError: the query does not use a variable that is given.
+        Raises KeyError: the query does not use a variable that is given.
         """
         result = self._run(query, "SELECT * FROM ({})", variables)
         columns = [column[0] for column in result.description or ()]
@@ -83,11 +82,7 @@ class CatalogFile:
 
     @contextmanager
     def queries(self) -> Iterator[Queries]:
-        """Yield `Queries` on the current file.
-
-        Raises:
-            LakeError: there is no catalog.
-        """
+        """Yield `Queries` on the current file. Raises LakeError: there is no catalog."""
         with self._changed:
             while self._is_replaced() and self._running:
                 self._changed.wait()

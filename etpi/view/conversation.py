@@ -7,10 +7,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from etpi_resources.chat.marks import THINK, THINK_END
+from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.outside import loads
 
-_THINK = re.compile(rf"^\s*(?:{THINK})?(.*?){THINK_END}\s*", re.DOTALL)
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|```.*?(?:```|\Z)|^\[tool_use [^\n]*$", re.DOTALL | re.MULTILINE)
 """Calls in the forms that the agent and importers read; they are shown as commands and messages."""
 
@@ -102,8 +101,10 @@ def read_conversation(
 
 
 def _shown(row: Row) -> ShownTurn:
-    content = row["content"] or ""
-    thought, text = _split(content, row["reasoning"])
+    parts = split_thought(row["content"] or "", row["reasoning"])
+    thought, text = (parts.inside or "").strip(), parts.rest.strip()
+    if parts.opened:
+        thought, text = text.removeprefix(THINK).strip(), ""
     actions = _list(row["actions"])
     sent = [
         SentMessage(row["agent_id"], str(a.get("to") or EVERYBODY), str(a.get("message") or ""), row["turn"])
@@ -114,19 +115,9 @@ def _shown(row: Row) -> ShownTurn:
         SentMessage(str(m.get("from")), row["agent_id"], str(m.get("message")), None, row["turn"])
         for m in _list(row["inbox"])
     ]
-    prose = _CALL.sub("", text).strip() if actions else text.strip()
+    prose = _CALL.sub("", text).strip() if actions else text
     commands = [a for a in actions if a.get("kind") != "send_message"]
     return ShownTurn(row["agent_id"], row["turn"], row, thought, prose, commands, sent, received)
-
-
-def _split(content: str, reasoning: str | None) -> tuple[str, str]:
-    if reasoning:
-        return reasoning, content
-    if match := _THINK.match(content):
-        return match[1].strip(), content[match.end() :]
-    if content.lstrip().startswith(THINK):  # the block never ended
-        return content.lstrip().removeprefix(THINK).strip(), ""
-    return "", content
 
 
 def _list(text: str | None) -> list[dict[str, Any]]:

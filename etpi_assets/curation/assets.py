@@ -33,8 +33,8 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.blocks import blocks
 from etpi_assets.trajectories.rollout_checks import merged
+from etpi_assets.trajectories.tables import blocks
 from etpi_resources.chat.format import TemplateRefuses, same_vocabulary
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.parquet import RowRanges

@@ -1,19 +1,20 @@
 """Exports an experiment in the formats of other programs, with a manifest that keeps its lineage.
 
-EXPORTS is the registry. To add a format here, write a module with an `Export` and add it; other distributions give
-formats as plugins.
+EXPORTS is the registry: exports.toml describes each format, a module writes it; other distributions give formats as
+plugins.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.exports import atif, conversations, hub, model, token_ids, verl_prompts
+from etpi_assets.exports import atif, conversations, hub, model, token_ids
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.resources import Resources
@@ -21,12 +22,19 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown
 from etpi_resources.lake.lake import sha256_of
 
-_ALL = (
-    token_ids.TRL, conversations.TRL, conversations.VERL, verl_prompts.EXPORT, atif.EXPORT, hub.EXPORT, token_ids.TITO,
-    model.EXPORT,
-)  # fmt: skip
+_WRITERS: Mapping[str, Callable[[ExportSource, Path], Written]] = {
+    "trl": token_ids.write_trl,
+    "trl_messages": conversations.write_trl,
+    "verl_sft": conversations.write_verl,
+    "verl_rl": conversations.write_verl_rl,
+    "atif": atif.write,
+    "hub": hub.write,
+    "tito": token_ids.write_tito,
+    "model": model.write,
+}
+_TEXTS = tomllib.loads(Path(__file__).with_name("exports.toml").read_text(encoding="utf-8"))
 
-EXPORTS: Mapping[str, Export] = {export.name: export for export in _ALL}
+EXPORTS: Mapping[str, Export] = {name: Export(name, **_TEXTS[name], write=write) for name, write in _WRITERS.items()}
 MANIFEST = "manifest.json"
 
 

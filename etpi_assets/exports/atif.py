@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.exports.experiment_data import ExportSource
-from etpi_assets.exports.format import Export, Written
+from etpi_assets.exports.format import Written
 from etpi_assets.importers.atif import EXPORT_KEY
 from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn, own_messages
@@ -160,7 +160,7 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _write(source: ExportSource, folder: Path) -> Written:
+def write(source: ExportSource, folder: Path) -> Written:
     rows = {}
     (folder / "trajectories").mkdir()
     for record in source.records():
@@ -168,18 +168,3 @@ def _write(source: ExportSource, folder: Path) -> Written:
         (folder / name).write_text(json.dumps(document(record), ensure_ascii=False), encoding="utf-8")
         rows[name] = 1
     return Written(rows)
-
-
-EXPORT = Export(
-    "atif",
-    title="Harbor's Agent Trajectory Interchange Format (ATIF), version 1.7",
-    files="`trajectories/<rollout_id>.json`, one document per rollout",
-    keeps="every selected rollout as captured: all agents; turns with content, reasoning, tool calls, observations, "
-    "ids, log-probabilities and times; prompts with steering, tool schemas; task, repository, model, reward, patch, "
-    "exit status",
-    loses="the division of a turn into blocks; the verdict, except its reward; untrained conversations of a "
-    "harness; thoughts of messages after the prompt that are no turns",
-    read_by="harbor.models.trajectories.Trajectory, atif.Trajectory",
-    importer="atif",
-    write=_write,
-)

@@ -1,4 +1,4 @@
-"""Rows of messages for the supervised trainers of TRL and verl: one row per agent's conversation.
+"""Rows of messages for the supervised trainers of TRL and verl, one per agent, and verl's prompts for reinforcement.
 
 The messages are the ones the student's chat template renders, without thoughts if the data set has none. TRL reads
 JSON columns, so its messages have the keys and arguments that the template reads. verl reads structs, in which every
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
-from etpi_assets.exports.format import SPLITS, Export, Written, write_splits
+from etpi_assets.exports.format import SPLITS, Written, write_splits
 from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.bounds import TemplateUnbounded
@@ -62,8 +62,7 @@ def write_conversations(
     Args:
         row: returns the row, or why the conversation is left out.
 
-    Raises:
-        SpecError: every conversation is left out.
+    Raises SpecError: every conversation is left out.
     """
     left_out: Counter[str] = Counter()
 
@@ -189,7 +188,7 @@ def facts_of(conversation: StudentConversation) -> dict[str, Any]:
     return {**facts, "agent_id": conversation.agent.agent_id}
 
 
-def _trl(source: ExportSource, folder: Path) -> Written:
+def write_trl(source: ExportSource, folder: Path) -> Written:
     facts = [*((name, pa.string()) for name in _FACTS), ("reward", pa.float64())]
     turns: Counter[str] = Counter()
 
@@ -205,7 +204,7 @@ def _trl(source: ExportSource, folder: Path) -> Written:
     return Written(files, left_out, (mask, *_message_notes(source, turns, "TRL"), *truncation_note(source)))
 
 
-def _verl(source: ExportSource, folder: Path) -> Written:
+def write_verl(source: ExportSource, folder: Path) -> Written:
     index = {split: count() for split in SPLITS}
     turns: Counter[str] = Counter()
     extra = pa.struct([("split", pa.string()), ("index", pa.int64()), *((name, pa.string()) for name in _FACTS)])
@@ -261,28 +260,47 @@ def _nested(schemas: list[Any]) -> pa.DataType:
     return nested.type if nested.to_pylist() == schemas else pa.null()
 
 
-TRL = Export(
-    "trl_messages",
-    title="TRL's conversational rows: `messages`",
-    files="`data/train.parquet`, `data/val.parquet`, one row per agent",
-    keeps="the messages that the student's template renders, with `tool_calls` and `tools` if it writes tool calls, "
-    "without steering, and without thoughts if `pairs.strip_think` removed them; task, repository, teacher, reward; "
-    "the split; columns of JSON, which datasets reads from 4.7",
-    loses="token ids, weights, which turns were dropped; a conversation whose calls or tools have NaN, an "
-    "infinity or a number over 64 bits is left out",
-    read_by="trl.SFTTrainer",
-    importer="messages",
-    write=_trl,
+# --- prompts for reinforcement ---------------------------------------------------------------------------------------
+
+_PROMPT_EXTRA = ("split", "task_id", "task_hash", "repo", "suite", "agent_id", "feature_id")
+_PROMPTS = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), *((name, pa.string()) for name in _PROMPT_EXTRA)])),
+    ]
 )
-VERL = Export(
-    "verl_sft",
-    title="verl's multi-turn supervised rows: `messages`",
-    files="`data/train.parquet`, `data/val.parquet`, one row per agent",
-    keeps="what `trl_messages` keeps, except the reward; ids of the rollout in `extra_info`",
-    loses="what `trl_messages` loses, and the reward; a conversation whose columns the template renders otherwise, "
-    "since verl reads null keys and JSON text of arguments, is left out, and all with tools if their "
-    "schemas differ in keys; if none is left, the export is refused",
-    read_by="verl.utils.dataset.multiturn_sft_dataset.MultiTurnSFTDataset",
-    importer="messages",
-    write=_verl,
-)
+
+
+def write_verl_rl(source: ExportSource, folder: Path) -> Written:
+    rows_of: dict[str, set[tuple[str | None, str]]] = {split: set() for split in SPLITS}
+    offered = False
+
+    def row(conversation: StudentConversation) -> dict[str, Any] | str:
+        nonlocal offered
+        record, seen = conversation.record, rows_of[conversation.split]
+        key = (record.task_id, conversation.agent.agent_id)
+        if key in seen:
+            return "later rollouts of a task and agent"
+        prompt = source.first_messages(record, conversation.agent)
+        if any(message.keys() != {"role", "content"} for message in prompt):
+            return "prompts with calls or thoughts, which `prompt` has no columns for"
+        seen.add(key)
+        offered |= bool(conversation.tools) and not source.chat.calls_in_content
+        about = {name: getattr(record, name, None) for name in ("task_id", "task_hash", "repo", "suite")}
+        about |= {"split": conversation.split, "index": len(seen) - 1, "agent_id": key[1]}
+        about["feature_id"] = conversation.agent.feature_id
+        return {
+            "data_source": record.suite or source.experiment,
+            "prompt": prompt,
+            "ability": "code",
+            "reward_model": {"style": "rule", "ground_truth": record.task_id},
+            "extra_info": about,
+        }
+
+    files, left_out = write_conversations(source, folder, _PROMPTS, row)
+    notes = ("`ground_truth` is the id of the task, whose suite judges the answer",)
+    tools = ("rows have no tool schemas: name the tools in verl's `data.tool_config_path`",) if offered else ()
+    return Written(files, left_out, (*notes, *tools))

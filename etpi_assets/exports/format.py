@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,8 +42,8 @@ class Export:
         files: the files it writes.
         keeps, loses: the data of an experiment that the files contain, and that they lack.
         read_by: the code that reads the files.
-        importer: the importer that reads the files back; None if there is none.
         write: writes the files into an empty folder.
+        importer: the importer that reads the files back; None if there is none.
         assets: the exported assets.
     """
 
@@ -53,9 +53,9 @@ class Export:
     keeps: str
     loses: str
     read_by: str
-    importer: str | None
     write: Callable[[ExportSource, Path], Written]
-    assets: tuple[str, ...] = DATASET
+    importer: str | None = None
+    assets: Sequence[str] = DATASET
 
 
 def write_parquet(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:

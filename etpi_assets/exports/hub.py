@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from etpi_assets.exports.conversations import JSON_COLUMNS, facts_of, json_fields, write_conversations
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
-from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.lineage import card_top, lineage_section
+from etpi_assets.exports.format import Written, write_splits
+from etpi_assets.exports.lineage import TEMPLATES, lineage_section
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
 
 _TEXTS = ("rollout_id", "agent_id", "role", "task_id", "repo", "teacher", "exit_status", "model_patch")
 
 
-def _write(source: ExportSource, folder: Path) -> Written:
+def write(source: ExportSource, folder: Path) -> Written:
     schema = pa.schema([*JSON_COLUMNS, *((name, pa.string()) for name in _TEXTS), ("reward", pa.float64())])
     files, left_out = write_conversations(
         source, folder, schema, lambda conversation: _row(source, conversation), "messages"
@@ -61,37 +61,16 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
         "tags": ["code", "agents", "etpi"],
         "configs": configs,
     }
-    counted = {name: _counted(files, name) for name in ("messages", "tokens")}
-    lines = [
-        *card_top(
-            head, spec.title, spec.notes.strip() or f"The training data of the experiment `{source.experiment}`."
-        ),
-        "| configuration | a row is | files |",
-        "|---|---|---|",
-        f"| `messages` | one agent's conversation; `weight` is 1 for messages with loss | {counted['messages']} |",
-        f"| `tokens` | one training sequence: `input_ids`, `labels`, weighted spans | {counted['tokens']} |",
-        "",
-        f"Token ids belong to the tokenizer `{spec.base.tokenizer}` and the chat template `{spec.base.chat_template}`; "
-        f"capture: `{source.capture}`.",
-        "",
-        *lineage_section(source),
-    ]
-    return "\n".join(lines)
+    return TEMPLATES.get_template("dataset_card.md.jinja").render(
+        head=head,
+        title=spec.title,
+        text=spec.notes.strip() or f"The training data of the experiment `{source.experiment}`.",
+        files={name: _counted(files, name) for name in ("messages", "tokens")},
+        base=spec.base,
+        capture=source.capture,
+        lineage=lineage_section(source),
+    )
 
 
 def _counted(files: Mapping[str, int], under: str) -> str:
     return ", ".join(f"`{path}` ({rows})" for path, rows in files.items() if path.startswith(f"{under}/"))
-
-
-EXPORT = Export(
-    "hub",
-    title="A data set folder for the Hugging Face Hub, with its card",
-    files="`README.md`, `messages/*.parquet` (one row per agent), `tokens/*.parquet` (one row per branch of a "
-    "merged sequence)",
-    keeps="what `trl_messages` and `trl` keep; which turns have loss (`weight`), role, exit status, patch; teachers, "
-    "licences and data versions in the card",
-    loses="separate reasoning, log-probabilities, the verdict except its reward",
-    read_by="datasets.load_dataset",
-    importer="messages",
-    write=_write,
-)

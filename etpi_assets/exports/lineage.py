@@ -1,14 +1,13 @@
-"""Parts of every card: its first lines, and the lineage section.
+"""The templates of cards, and the section of every card that says what the data rest on.
 
-The section names experiment, code, teachers, licences, data versions, and the SQL that traces them.
+It names experiment, code, teachers, licences, data versions, and the SQL that traces them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,16 +16,14 @@ from etpi_assets.exports.experiment_data import DATASET, ExportSource
 from etpi_assets.tasks.table import data_sources
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import empty
+from etpi_resources.templates import templates
+
+# YAML reads JSON.
+TEMPLATES = templates(Path(__file__).with_name("templates"), yaml=lambda value: json.dumps(value, ensure_ascii=False))
 
 
-def card_top(head: Mapping[str, Any], title: str, text: str) -> list[str]:
-    """Return the first lines of a card: its metadata as YAML, the title and one paragraph."""
-    values = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())  # YAML reads JSON
-    return ["---", *values, "---", "", f"# {title}", "", text, ""]
-
-
-def lineage_section(source: ExportSource) -> list[str]:
-    """Return the lines of the section, which depend on nothing but the exported versions and the installed etpi."""
+def lineage_section(source: ExportSource) -> str:
+    """Return the section, which depends on nothing but the exported versions and the installed etpi."""
     manifest = source.manifest()
     rows = [("experiment", f"`{source.experiment}`"), ("etpi", version("etpi"))]
     if manifest.git_revision:
@@ -34,30 +31,9 @@ def lineage_section(source: ExportSource) -> list[str]:
     rows.append(("rollout sets", ", ".join(f"`{name}`" for name in source.spec.rollout_sets)))
     if set(DATASET) <= set(source.assets):
         rows.append(("teachers", ", ".join(f"`{teacher}`" for teacher in _teachers(source)) or "unknown"))
-    sources = _licences(source)
-    return [
-        "## Lineage",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {text} |" for name, text in rows),
-        "",
-        *(["| source | licence | content |", "|---|---|---|"] if sources else []),
-        *(f"| {' | '.join(line)} |" for line in sources),
-        *([""] if sources else ["No source of the data states a licence.", ""]),
-        "In the lake that it comes from, SQL leads from every training token to its turn, rollout, task and teacher:",
-        "",
-        "```",
-        f"etpi sql -c \"SELECT * FROM lineage WHERE experiment = '{source.experiment}'\"",
-        "```",
-        "",
-        "## Data versions",
-        "",
-        "| data | version |",
-        "|---|---|",
-        *(f"| `{name}` | `{version}` |" for name, version in source.versions().items()),
-        "",
-    ]
+    return TEMPLATES.get_template("lineage.md.jinja").render(
+        rows=rows, sources=_licences(source), experiment=source.experiment, versions=source.versions()
+    )
 
 
 def _teachers(source: ExportSource) -> list[str]:

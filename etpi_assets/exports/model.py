@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.exports.experiment_data import CHECKPOINTS, ExportSource
-from etpi_assets.exports.format import Export, Written
+from etpi_assets.exports.experiment_data import ExportSource
+from etpi_assets.exports.format import Written
 from etpi_assets.exports.lineage import lineage_section
 from etpi_assets.scoring.structure import structure_of
 from etpi_resources.checkpoints import checkpoint_folder
@@ -21,7 +21,7 @@ GRAMMAR = "grammar.gbnf"
 _FOLDER_COMMENT = "  # relative to the lake's root; a full checkpoint, no PEFT needed"
 
 
-def _write(source: ExportSource, folder: Path) -> Written:
+def write(source: ExportSource, folder: Path) -> Written:
     finals = last_checkpoints(source)
     written, places = {}, {}
     for row in finals:
@@ -48,8 +48,7 @@ def _write(source: ExportSource, folder: Path) -> Written:
 def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
     """Return the final checkpoint of every seed of the last trained stage.
 
-    Raises:
-        LakeError: the experiment trains nothing.
+    Raises LakeError: the experiment trains nothing.
     """
     finals = [row for row in source.checkpoints() if row["final"]]
     if not finals:
@@ -62,8 +61,7 @@ def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
 def _card(source: ExportSource, places: Mapping[str, str]) -> str:
     """Return the experiment's model card, with the exported folder in its example, and the lineage.
 
-    Raises:
-        DamagedFile: the card is missing or is not the one that was published.
+    Raises DamagedFile: the card is missing or is not the one that was published.
     """
     (row,) = [row for row in source.table("model_card", "reports").to_pylist() if row["kind"] == "model_card"]
     path = source.lake.root / row["path"]
@@ -73,20 +71,4 @@ def _card(source: ExportSource, places: Mapping[str, str]) -> str:
     text = data.decode()
     for stored, place in places.items():
         text = text.replace(f'"{stored}"{_FOLDER_COMMENT}', f'"{place}"  # this folder; or the name of its repository')
-    return f"{text.rstrip()}\n\n" + "\n".join(lineage_section(source))
-
-
-EXPORT = Export(
-    "model",
-    title="The trained checkpoint for `from_pretrained` and the Hugging Face Hub, with its model card",
-    files="`model.safetensors`, `config.json`, tokenizer and chat template of the last trained stage, adapters merged; "
-    "`seed<n>/` for each seed if there are several; `README.md`; `grammar.gbnf`, the grammar of "
-    "the think block for llama.cpp and xgrammar, if the spec or a rollout set has one",
-    keeps="every weight in its stored type, tokenizer and chat template; the model card with figures, intervals, "
-    "teachers, licences and data versions",
-    loses="the adapter as separate weights, intermediate checkpoints, the optimiser's state",
-    read_by="transformers, vLLM, peft",
-    importer=None,
-    write=_write,
-    assets=(*CHECKPOINTS, "model_card"),
-)
+    return f"{text.rstrip()}\n\n" + lineage_section(source)

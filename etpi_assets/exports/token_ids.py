@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from etpi_assets.curation.merge import branches
 from etpi_assets.exports.experiment_data import ExportSource
-from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.format import Written, write_splits
 from etpi_resources.lake.stored import batches
 
 IDS = pa.list_(pa.int32())
@@ -59,12 +59,12 @@ def truncation_note(source: ExportSource) -> tuple[str, ...]:
     return (note,) if longest > 1024 else ()
 
 
-def _trl(source: ExportSource, folder: Path) -> Written:
+def write_trl(source: ExportSource, folder: Path) -> Written:
     rows = write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split))
     return Written(rows, notes=(*weights_note(source), *truncation_note(source)))
 
 
-def _tito(source: ExportSource, folder: Path) -> Written:
+def write_tito(source: ExportSource, folder: Path) -> Written:
     def rows(split: str) -> Iterator[dict[str, Any]]:
         for row, prompt, pair in source.pairs():
             if row["split"] == split:
@@ -74,26 +74,3 @@ def _tito(source: ExportSource, folder: Path) -> Written:
                 yield {"input_ids": prompt, "output_ids": pair["output_ids"], "metadata": about}
 
     return Written(write_splits(folder, PAIRS, rows), notes=weights_note(source))
-
-
-TRL = Export(
-    "trl",
-    title="TRL's tokenised rows: `input_ids` with `labels`",
-    files="`data/train.parquet`, `data/val.parquet`, one row per branch of a merged sequence",
-    keeps="all ids and labels as in training, spans with their weights, rollout and agent of each sequence, the split",
-    loses="text; TRL does not read the columns of weights",
-    read_by="trl.SFTTrainer",
-    importer="trl",
-    write=_trl,
-)
-TITO = Export(
-    "tito",
-    title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`",
-    files="`data/train.parquet`, `data/val.parquet`, one row per turn",
-    keeps="whole input and output ids, turn, agent, role, task, repository, teacher, weight, reward, capture, the "
-    "split",
-    loses="text; turns that the data set dropped",
-    read_by="readers of `{input_ids, output_ids}` parquet",
-    importer="tito",
-    write=_tito,
-)

@@ -19,7 +19,7 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult, source_of
 from etpi_assets.importers.nearest import unknown_row
 from etpi_assets.importers.source import holds_conversation
-from etpi_assets.importers.spec import load_user
+from etpi_assets.importers.spec import SHIPPED, load, load_user
 from etpi_assets.specs.folders import format_files
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
@@ -28,7 +28,7 @@ from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.rows import files_below, row_files
 from etpi_resources.rows.bounded import Unreadable
 
-IMPORTERS: Mapping[str, Format] = data.shipped()
+IMPORTERS: Mapping[str, Format] = {name: data.data_format(name, load(name)) for name in SHIPPED}
 
 
 class UnknownFormat(ValueError):
@@ -113,11 +113,6 @@ def importer_named(format: str) -> Format:
     raise ValueError(f"{unknown('format', format, [*IMPORTERS, *format_files()])}, auto")
 
 
-def detect(path: Path) -> str:
-    """Return the format of a folder or file, several as "a+b". Raises ValueError if there is none."""
-    return "+".join(plan("auto", path).formats)
-
-
 def plan(format: str, path: Path) -> Plan:
     """Return which format reads each file or folder below a path.
 
@@ -127,7 +122,7 @@ def plan(format: str, path: Path) -> Plan:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: an unknown format, or as `detect`; UnknownFormat if no format claims a file.
+        ValueError: an unknown format, or several that claim one file; UnknownFormat if none claims a file.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; the rollout set's `path` has to name a folder or a file")

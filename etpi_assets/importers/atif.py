@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import content_text, count_keys, read_calls
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
+from etpi_assets.importers.conversation import Message, Options, RunInfo, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
-from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.run_info import TASK_COMPLETE, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
     as_list,
@@ -28,6 +27,7 @@ from etpi_assets.importers.source import (
     content_hash,
     field,
     int32_field,
+    list_field,
     no_run,
     text_field,
     to_utc,
@@ -79,9 +79,8 @@ def _referenced_file(file: Path, name: str) -> Path | None:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one document as a rollout.
 
-    Raises:
-        Unreadable: as `no_run`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
-            `read_json`.
+    Raises Unreadable: as `no_run`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
+    `read_json`.
     """
     value = read_json(unit)
     if not claims(value):
@@ -115,15 +114,9 @@ def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where:
     return rollout
 
 
-def _steps(document: Any) -> list[Any]:
-    """Return a document's steps; none if they are no list."""
-    steps = field(document, "steps")
-    return steps if isinstance(steps, list) else []
-
-
 def _model(document: Mapping[str, Any]) -> str | None:
     """Return the model of the first step that a model wrote; Harbor states that of a sub-agent for the agent."""
-    models = (text_field(step, "model_name") for step in _steps(document) if _is_own(step))
+    models = (text_field(step, "model_name") for step in list_field(document, "steps") if _is_own(step))
     return next(filter(None, models), None) or text_field(document, "agent", "model_name")
 
 
@@ -163,7 +156,7 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
 
     Raises Unreadable: `missing_trajectory` without the file of the questions.
     """
-    steps = _steps(part)
+    steps = list_field(part, "steps")
     cuts = [i for i, step in enumerate(steps) if field(step, "source") == "system" and _refs_of(step)]
     if not cuts:
         yield part
@@ -184,8 +177,7 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
 
 def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None, Mapping[str, Any], str]]:
     """Yield (id, document, file name) of the embedded subagents, then of those in their own files."""
-    embedded = part.get("subagent_trajectories")
-    for inner in embedded if isinstance(embedded, list) else ():
+    for inner in list_field(part, "subagent_trajectories"):
         if isinstance(inner, dict):
             yield text_field(inner, "trajectory_id"), inner, file.name
     for name, label in _subagent_refs(part):
@@ -195,13 +187,12 @@ def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None
 
 def _subagent_refs(document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (path, id) of the subagents' files that observations refer to."""
-    return (ref for step in _steps(document) for ref in _refs_of(step))
+    return (ref for step in list_field(document, "steps") for ref in _refs_of(step))
 
 
 def _refs_of(step: Any) -> list[tuple[str, str | None]]:
     """Return `_subagent_refs` of one step."""
-    results = field(step, "observation", "results")
-    lists = [field(result, "subagent_trajectory_ref") for result in (results if isinstance(results, list) else ())]
+    lists = [field(result, "subagent_trajectory_ref") for result in list_field(step, "observation", "results")]
     refs = [ref for refs in lists for ref in (refs if isinstance(refs, list) else [refs])]
     return [(name, text_field(ref, "trajectory_id")) for ref in refs if (name := text_field(ref, "trajectory_path"))]
 
@@ -307,8 +298,7 @@ def _typed(text: str) -> list[Action] | None:
     """Return the actions of a raw answer of Terminus: text around an object with `commands` and `task_complete`."""
     with suppress(ValueError):
         answer = loads(text[text.index("{") : text.rindex("}") + 1])
-        commands = field(answer, "commands")
-        keys = [text_field(c, "keystrokes") for c in commands] if isinstance(commands, list) else []
+        keys = [text_field(command, "keystrokes") for command in list_field(answer, "commands")]
         done = [TASK_COMPLETE] if field(answer, "task_complete") is True else []
         return [Action("bash", key, form="fenced") for key in [*keys, *done] if key and key.strip()]
     return None

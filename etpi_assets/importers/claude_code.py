@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import read_content
-from etpi_assets.importers.conversation import Options, finish_of
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options, finish_of
 from etpi_assets.importers.sessions import Session, folder_name, paths, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of
-from etpi_assets.importers.source import text_field, text_inside, to_utc
+from etpi_assets.importers.source import list_field, text_field, text_inside, to_utc
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.rows.bounded import Unreadable, parse_json
 
@@ -78,7 +77,7 @@ def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[st
             continue
         parent = text_field(line, "parentUuid")
         content = field_of(line, "message", "content")
-        blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+        blocks = [b for b in list_field(line, "message", "content") if isinstance(b, dict)]
         answered = next((calls[c] for b in blocks if (c := text_field(b, "tool_use_id")) in calls), None)
         above = last if is_flat else after.get(parent or "")
         of_harness = line.get("isApiErrorMessage") is True or text_field(line, "message", "model") == _SYNTHETIC

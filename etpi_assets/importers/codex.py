@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import count_keys, read_tools
-from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.sessions import Session, folder_name, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of
-from etpi_assets.importers.source import text_field
+from etpi_assets.importers.source import list_field, text_field
 from etpi_assets.importers.spec import at
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -89,8 +88,7 @@ def _new_tokens(info: Any, counted: dict[str, int]) -> Any:
 
 def _after_compaction(item: Mapping[str, Any]) -> _Part:
     """Return the conversation after a compaction; its prompts are unknown if its beginning is not recorded as text."""
-    kept = item.get("replacement_history")
-    items: list[Mapping[str, Any]] = [i for i in kept if isinstance(i, dict)] if isinstance(kept, list) else []
+    items: list[Mapping[str, Any]] = [i for i in list_field(item, "replacement_history") if isinstance(i, dict)]
     readable = [i for i in items if "compaction" not in str(i.get("type"))]
     return _Part("continuation", readable, len(readable), is_lost=not items or len(readable) < len(items))
 

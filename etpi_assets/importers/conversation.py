@@ -1,4 +1,4 @@
-"""From the messages of a conversation to one agent's record: its turns, their actions and their observations.
+"""The normal form of a recorded conversation, which every reader writes; and from it one agent's record with its turns.
 
 A turn is the model's output for one request. Most formats write one message per request, so a message is a turn. Some
 write one message per content block (`blocks`); there an unbroken run of assistant messages is a turn.
@@ -9,18 +9,75 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from etpi_assets.agent.actions import NO_ACTION, read_actions
-from etpi_assets.importers.normal import Message as Entry
 from etpi_assets.importers.source import text_field
 from etpi_assets.importers.spec import Unread, silent
-from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
+from etpi_assets.trajectories import records
+from etpi_assets.trajectories.calls import ToolCall
+from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord, Turn, exit_kind
 from etpi_resources.rows.bounded import Unreadable
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(slots=True)
+class Message:
+    """One message of an imported conversation.
+
+    Attributes:
+        thought: the reasoning before the text.
+        result_of: of a result, the id of the call that it answers, or the tool's name.
+        time: in UTC.
+        trained: an assistant's message is a turn, not context.
+        kind: as in the lake; None: it follows from the role.
+        inbox: messages of other agents that it shows; None: `fill_agent` parses them from the text.
+        actions: actions of the turn as the source recorded them; None: `fill_agent` parses them.
+        broken_call: the text is a call that cannot be parsed.
+    """
+
+    role: Role
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    thought: str | None = None
+    time: datetime | None = None
+    trained: bool = True
+    kind: str | None = None
+    prompt_ids: list[int] | None = None
+    output_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    capture: Literal["native", "retokenised"] = "native"
+    finish: str | None = None
+    exit_code: int | None = None
+    inbox: list[dict[str, str]] | None = None
+    actions: list[Action] | None = None
+    broken_call: bool = False
+    result_of: str | None = None
+
+
+@dataclass
+class RunInfo:
+    """Facts of a run besides its messages.
+
+    Attributes:
+        rollout: the record, without agents.
+        patch, exit_status: of its agent; the status is etpi's name of how the run ended.
+        truncated: the last turn was cut at the output limit.
+        numbered: the task id is a number that names a task within its file alone.
+    """
+
+    rollout: RolloutRecord
+    patch: str | None
+    exit_status: str | None
+    truncated: bool
+    numbered: bool
+
 
 Answers = Literal["none", "last", "answered", "all"]
 """Which texts of a conversation are answers: none, the last message, also those before a message of the user (not where
@@ -72,7 +129,7 @@ class Options:
 
 def fill_agent(
     record: AgentRecord,
-    entries: Sequence[Entry],
+    entries: Sequence[Message],
     options: Options,
     *,
     blocks: bool = False,
@@ -90,8 +147,8 @@ def fill_agent(
 
     Raises Unreadable: `no_prompt` if the conversation begins with the assistant.
     """
-    turns: list[list[Entry]] = []
-    results: list[list[Entry]] = []
+    turns: list[list[Message]] = []
+    results: list[list[Message]] = []
     in_turn = False
     for entry in in_call_order(entries):
         is_turn = entry.role == "assistant" and entry.trained
@@ -114,7 +171,7 @@ def fill_agent(
     return record
 
 
-def in_call_order(entries: Sequence[Entry]) -> Sequence[Entry]:
+def in_call_order(entries: Sequence[Message]) -> Sequence[Message]:
     """Return the entries with parallel results in the order of their calls, since templates write no ids.
 
     Results keep their order where one of them names no call or several, and in a conversation with recorded ids.
@@ -136,7 +193,7 @@ def in_call_order(entries: Sequence[Entry]) -> Sequence[Entry]:
     return ordered
 
 
-def _accept_answers(record: AgentRecord, entries: Sequence[Entry], answers: Answers) -> None:
+def _accept_answers(record: AgentRecord, entries: Sequence[Message], answers: Answers) -> None:
     """Record a conversation that ends in a final answer as finished, and turns that are answers as readable.
 
     A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
@@ -153,7 +210,7 @@ def _accept_answers(record: AgentRecord, entries: Sequence[Entry], answers: Answ
                 _accept(turn, entry)
 
 
-def _accept(turn: Turn, entry: Entry) -> bool:
+def _accept(turn: Turn, entry: Message) -> bool:
     """Clear the parse error of a turn that is an answer in words; return whether it is one."""
     is_text = not entry.broken_call and bool(entry.text.strip())
     accepted = is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length"
@@ -161,8 +218,8 @@ def _accept(turn: Turn, entry: Entry) -> bool:
     return accepted
 
 
-def _message(entry: Entry, turn: int | None) -> Message:
-    return Message(
+def _message(entry: Message, turn: int | None) -> records.Message:
+    return records.Message(
         role=entry.role,
         content=entry.text,
         turn=turn,
@@ -173,7 +230,7 @@ def _message(entry: Entry, turn: int | None) -> Message:
     )
 
 
-def _turn(number: int, group: Sequence[Entry], answer: Sequence[Entry], options: Options, bare_calls: bool) -> Turn:
+def _turn(number: int, group: Sequence[Message], answer: Sequence[Message], options: Options, bare_calls: bool) -> Turn:
     entry = group[0] if len(group) == 1 else joined(group)
     native = entry.output_ids is not None
     actions, error = entry.actions, None
@@ -200,9 +257,9 @@ def _turn(number: int, group: Sequence[Entry], answer: Sequence[Entry], options:
     )
 
 
-def joined(group: Sequence[Entry]) -> Entry:
+def joined(group: Sequence[Message]) -> Message:
     """Return the blocks of one response as one message, without ids."""
-    return Entry(
+    return Message(
         "assistant",
         "\n".join(entry.text for entry in group if entry.text),
         [call for entry in group for call in entry.calls],
@@ -213,7 +270,7 @@ def joined(group: Sequence[Entry]) -> Entry:
     )
 
 
-def _kind(entry: Entry, turn: int | None) -> str:
+def _kind(entry: Message, turn: int | None) -> str:
     if entry.role == "assistant":
         return "action" if entry.trained else "other"
     if entry.role == "user" and entry.text.startswith("[") and _INBOX_LINE.match(entry.text):
@@ -221,7 +278,7 @@ def _kind(entry: Entry, turn: int | None) -> str:
     return "prompt" if turn is None else "observation"
 
 
-def _inbox(entry: Entry, receives: bool) -> list[dict[str, str]]:
+def _inbox(entry: Message, receives: bool) -> list[dict[str, str]]:
     """Return the entry's inbox, or parse its text: `[Message from NAME]: …` and `[Reply from NAME]: …`.
 
     `receives`: the turn ran a receive command, so JSON lists of {"from", "content"} are messages too.
@@ -257,7 +314,7 @@ def token_ids(value: Any, name: str) -> list[int]:
     return value
 
 
-def set_ids(turn: Entry | Turn, prompt: Any, output: Any, logprobs: Any, name: str) -> None:
+def set_ids(turn: Message | Turn, prompt: Any, output: Any, logprobs: Any, name: str) -> None:
     """Set a turn's prompt and output ids, and a log-probability for each output id as a float32 column holds it.
 
     Raises Unreadable: `bad_token_ids`, `bad_logprobs`.

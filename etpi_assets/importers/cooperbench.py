@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import Options, fill_agent
+from etpi_assets.importers.conversation import Message, Options, fill_agent
 from etpi_assets.importers.generic import read_messages
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
     as_list,
     as_mapping,
     content_hash,
     field,
+    list_field,
     no_run,
     number_field,
     text_field,
@@ -63,9 +63,8 @@ def units(root: Path) -> list[Path]:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one run folder as a rollout.
 
-    Raises:
-        Unreadable: as `no_run`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as the
-            readers of its files.
+    Raises Unreadable: as `no_run`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as
+    the readers of its files.
     """
     if unit.is_file():
         raise no_run(read_json(unit), f"{unit.name} stands in no run folder")
@@ -190,10 +189,10 @@ def _agent(
             last.trained = False
             errors.setdefault(agent_id, last.text)
     position = order.index(agent_id) if agent_id in order else len(order)
-    feature, features = text_field(data, "feature_id"), field(data, "features")
+    feature = text_field(data, "feature_id")
     role = "solo" if agent_id == "solo" else "proposer" if position == 0 else "responder"
     patch = text_inside(unit, "solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
-    feature = feature or "+".join(map(str, features if isinstance(features, list) else ()))
+    feature = feature or "+".join(map(str, list_field(data, "features")))
     agent = AgentRecord(agent_id, feature, role, status, patch=patch)
     return fill_agent(agent, entries, options, blocks=flattened, answers="last")
 

@@ -28,11 +28,6 @@ from etpi_resources.rows import files_below
 from etpi_resources.rows.bounded import Unreadable, read_json
 
 
-def shipped() -> dict[str, Format]:
-    """Return the formats of `formats` by name."""
-    return {name: data_format(name, load(name)) for name in sorted(file.stem for file in SHIPPED.glob("*.toml"))}
-
-
 def data_format(name: str, specs: Sequence[Spec]) -> Format:
     """Return the format of its forms.
 
@@ -99,8 +94,7 @@ def _record(
 @cache
 def _row_specs() -> Sequence[Spec]:
     """Return the forms of all formats of rows, those of the lowest rank first."""
-    names = (file.stem for file in SHIPPED.glob("*.toml"))
-    specs = [spec for name in names for spec in load(name) if not {"reader", "files"} & spec.data.keys()]
+    specs = [spec for name in SHIPPED for spec in load(name) if not {"reader", "files"} & spec.data.keys()]
     return sorted(specs, key=lambda spec: (spec.data.get("rank", ROWS), spec.name))
 
 

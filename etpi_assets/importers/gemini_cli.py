@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import calls_with_results, count_keys, read_content
-from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
 from etpi_assets.importers.source import as_list, as_mapping, no_run, text_field, to_utc
 from etpi_assets.importers.spec import load, silent

@@ -19,8 +19,7 @@ from etpi_assets.importers.calls import (
     result_text,
     role_of,
 )
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
-from etpi_assets.importers.normal import Message, Role, RunInfo
+from etpi_assets.importers.conversation import Message, Options, Role, RunInfo, fill_agent, finish_of, token_ids
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info, sampler_of
 from etpi_assets.importers.source import as_list, as_mapping, field, text_field, to_utc, without_padding
@@ -145,9 +144,8 @@ def read_messages(
 
     An assistant's message that its own flag excludes from the loss becomes context, not a turn.
 
-    Raises:
-        Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`, naming the
-            message.
+    Raises Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`,
+    naming the message.
     """
     spec = spec or base()
     if isinstance(value, str):

@@ -13,7 +13,7 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_run
 from etpi_assets.importers.run_info import reward_of
-from etpi_assets.importers.source import as_list, as_mapping, field, no_run, text_field
+from etpi_assets.importers.source import as_list, as_mapping, field, list_field, no_run, text_field
 from etpi_assets.importers.spec import at, load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
@@ -133,7 +133,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     log, sample = row["log"], as_mapping(row["sample"], where)
     messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     held = sample.get("scores")
-    graded = {key: _grade(field(s, "value")) for key, s in held.items()} if isinstance(held, dict) else {}
+    stated = {key: field(s, "value") for key, s in held.items()} if isinstance(held, dict) else {}
+    # Letters and words are numbers, as Inspect reads them.
+    graded = {k: reward_of("score", _GRADES.get(v.strip(), v) if isinstance(v, str) else v) for k, v in stated.items()}
     scores = {key: value for key, value in graded.items() if value is not None}
     stop, ended = at(sample, ("output", "choices", -1, "stop_reason")), "length"
     if text_field(sample, "error", "message"):
@@ -188,15 +190,9 @@ def _messages(sample: Mapping[str, Any]) -> Any:
     return resolved(messages) if isinstance(attachments, dict) and attachments else messages
 
 
-def _grade(value: Any) -> float | None:
-    """Return the value of a score as a number: letters and words as Inspect reads them."""
-    return reward_of("score", _GRADES.get(value.strip(), value) if isinstance(value, str) else value)
-
-
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the schemas of the first request that has some."""
-    events = sample.get("events")
-    for event in events if isinstance(events, list) else ():
+    for event in list_field(sample, "events"):
         if field(event, "event") == "model" and (schemas := read_tools(field(event, "tools"), "tools")):
             return schemas
     return None

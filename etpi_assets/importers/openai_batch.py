@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.rows import FIRST_ROWS
+from etpi_assets.importers.format import FIRST_ROWS
 from etpi_assets.importers.sessions import jsonl_units
 from etpi_assets.importers.source import field, text_field
 from etpi_resources import rows

@@ -12,10 +12,9 @@ from itertools import chain, takewhile
 from typing import Any
 
 from etpi_assets.importers.calls import content_text, count_keys, listed, read_calls, read_tools
-from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import as_mapping, field, int32_field, text_field, to_utc
 from etpi_assets.importers.spec import load

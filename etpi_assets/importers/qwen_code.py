@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import read_content
-from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.sessions import Session, folder_name, paths, session_lines, session_rollout
 from etpi_assets.importers.source import as_list, field, text_field, to_utc
 from etpi_assets.importers.spec import load

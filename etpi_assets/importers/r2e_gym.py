@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 
-from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import solo
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import as_list, as_mapping, field, text_field
 from etpi_assets.importers.spec import load

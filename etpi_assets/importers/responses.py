@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etpi_assets.importers.calls import content_text, read_calls, read_content, role_of
-from etpi_assets.importers.conversation import set_ids
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, set_ids
 from etpi_assets.importers.source import as_mapping, text_field, to_utc
 from etpi_resources.rows.bounded import Unreadable
 

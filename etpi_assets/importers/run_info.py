@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from etpi_assets.importers.calls import read_tools
-from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.normal import Message, RunInfo
+from etpi_assets.importers.conversation import Message, Options, RunInfo
 from etpi_assets.importers.source import field, int32_field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import Node, Spec, Unread, at, base, json_value, silent
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord

@@ -7,10 +7,12 @@ not found.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.format import ImportResult
@@ -20,46 +22,16 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 _SHORTEST, _SHORT = 10, 400
 """Characters that a secret has at least, and those of a text whose kinds are cached."""
 CHOICES = ("keep", "mask", "quarantine")
-_PREFIXES = """
-    ABSK AGE-SECRET-KEY-1 AKCp CLOJARS_ EAAA EAAM EZAK EZTK FLWSECK GR1348941 HRKU- LTAI NRAK- PMAK- api_org_
-    bedrock-api-key- dapi dckr_pat_ doo_v1_ dop_v1_ dor_v1_ dp.pt. dp.st. dt0c01. duffel_live_ duffel_test_ figd_ fio-u-
-    fm1a_ fm1r_ fm2_ fo1_ glagent- glc_ glcbt- gldt- glffct- glft- glimt- gloas- glptt- glrt- glsa_ glsoat- gsk_ hvb.
-    hvs. ico- lin_api_ ntn_ p8e- pnu_ pplx- pscale_ pul- r8_ rdme_ rubygems_ s-s4t2 sha256~ shippo_ shpat_ shpca_ shppa_
-    shpss_ sk-or-v1- sm_aat_ sm_pat_ sm_sat_ sntrys_ sntryu_ sq0atp- sq0csp- tk-us- tskey- tvly- xai- xkeysib-
-"""
-"""Beginnings of the keys of smaller issuers."""
-_PRIVATE = "[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-_FORMS = {
-    "Anthropic key": (("sk-ant-",), r"sk-ant-[a-z]+\d*-[\w-]{20,}"),
-    "OpenAI key": (("T3BlbkFJ", "sk-proj-", "sk-svcacct-"), r"sk-(?:[\w-]+T3BlbkFJ[\w-]+|(?:proj|svcacct)-[\w-]{20,})"),
-    "GitHub token": (("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"), r"gh[pousr]_\w{36,}|github_pat_\w{22,}"),
-    "GitLab token": (("glpat-",), r"glpat-[\w-]{20,}"),
-    "AWS key": (("AKIA", "ASIA", "ABIA", "ACCA"), r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"),
-    "Google key": (("AIza", "GOCSPX-"), r"\bAIza[\w-]{35}|GOCSPX-[\w-]{28}"),
-    "Hugging Face token": (("hf_",), r"\bhf_[A-Za-z]{34}\b"),
-    "Slack token": (("xox", "xapp-"), r"xox[abeoprs]-[\w-]{10,}|xapp-\d-[\w-]{10,}"),
-    "Slack webhook": (("hooks.slack.com",), r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}"),
-    "Stripe key": (("k_live_", "k_test_"), r"[rs]k_(?:live|test)_\w{20,}"),
-    "Telegram token": ((":AA",), r"\b\d{8,10}:AA[\w-]{33}\b"),
-    "Twilio key": (("SK",), r"\bSK[0-9a-f]{32}\b"),
-    "npm token": (("npm_", "_authToken="), r"\bnpm_\w{36}\b|(?<=_authToken=)[\w-]{20,}"),
-    "PyPI token": (("pypi-AgE",), r"pypi-AgE[\w-]{50,}"),
-    "SendGrid key": (("SG.",), r"\bSG\.[\w-]{22}\.[\w-]{43}"),
-    "JSON web token": (("eyJ",), r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-    "private key": (
-        ("PRIVATE KEY",),
-        rf"-----BEGIN {_PRIVATE}(?:\s|\\+[nr])*[\w+/]{{4}}.*?(?:-----END {_PRIVATE}|\Z)",
-    ),
-    "password in a URL": (("://",), r"(?<=://)[^\s/:@'\"]{1,64}:[^\s/:@'\"${}<>*]{3,128}(?=@[\w.-])"),
-    "other token": (
-        ("",),
-        # Seven letters and digits in a row, one a digit, are no words between hyphens.
-        rf"(?<![\w.-])(?=[\w.~-]{{20}})(?:{'|'.join(map(re.escape, _PREFIXES.split()))})"
-        r"(?=[\w.~+/=-]*?(?=[A-Za-z0-9]{0,6}\d)[A-Za-z0-9]{7})[\w.~+/=-]+",
-    ),
-}
-"""Kind -> (texts of which every secret of the kind holds one, its form)."""
-_PATTERNS = {kind: (parts, re.compile(form, re.DOTALL)) for kind, (parts, form) in _FORMS.items()}
+
+
+def _patterns() -> Iterator[tuple[str, tuple[Sequence[str], re.Pattern[str]]]]:
+    """Yield (kind, (texts of which every secret of the kind holds one, its form)) of secrets.toml."""
+    for kind, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        beginnings = "|".join(map(re.escape, table.get("beginnings", "").split()))
+        yield kind, (table["texts"], re.compile(table["form"].replace("BEGINNINGS", beginnings), re.DOTALL))
+
+
+_PATTERNS = dict(_patterns())
 
 
 def found(record: RolloutRecord) -> Counter[str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from etpi_assets.importers.calls import count_keys
-from etpi_assets.importers.conversation import Options, fill_agent
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, Options, fill_agent
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
 from etpi_assets.importers.source import as_mapping
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord

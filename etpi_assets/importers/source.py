@@ -124,6 +124,11 @@ def field(value: Any, *keys: str) -> Any:
     return value
 
 
+def list_field(value: Any, *keys: str) -> list[Any]:
+    """Return `field` if it is a list; an empty list otherwise."""
+    return item if isinstance(item := field(value, *keys), list) else []
+
+
 def text_field(value: Any, *keys: str) -> str | None:
     """Return `field` if it is a non-empty string or an integer, as text; None otherwise."""
     item = field(value, *keys)

@@ -19,7 +19,8 @@ from etpi_assets.specs.plugins import near
 from etpi_resources.inside import read_text
 from etpi_resources.outside import loads, read_toml
 
-SHIPPED = Path(__file__).parent / "formats"
+SHIPPED = tuple(sorted(file.stem for file in (Path(__file__).parent / "formats").glob("*.toml")))
+"""Names of the formats that etpi ships."""
 BASE = "messages"
 TABLES = {
     "run": ("messages", "context", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag", "patch")
@@ -259,9 +260,8 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     each = of.pop("form", [{}])
     if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *NAMES)):
         raise ValueError(f"the format {name}: {', '.join((*TABLES, *NAMES))} are tables")
-    extended, known = of.get("extends", BASE), sorted(file.stem for file in SHIPPED.glob("*.toml"))
-    if extended not in known:
-        raise ValueError(f"extends = {extended!r} is none of {', '.join(known)}")
+    if (extended := of.get("extends", BASE)) not in SHIPPED:
+        raise ValueError(f"extends = {extended!r} is none of {', '.join(SHIPPED)}")
     base = {} if name == BASE else {k: v for k, v in load(extended)[0].data.items() if k not in _OWN}
     return [compiled(name, _merged(_merged(base, _expanded(name, of)), _expanded(name, form))) for form in each]
 
@@ -292,7 +292,8 @@ _OWN = ("claims", "files", "suffixes", "reader", "title", "keeps", "loses", "inp
 @cache
 def load(name: str) -> tuple[Spec, ...]:
     """Return the forms of a format that etpi ships."""
-    return tuple(forms(name, tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))))
+    file = Path(__file__).parent / "formats" / f"{name}.toml"
+    return tuple(forms(name, tomllib.loads(file.read_text(encoding="utf-8"))))
 
 
 def base() -> Spec:

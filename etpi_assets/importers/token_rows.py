@@ -9,9 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from etpi_assets.importers.calls import listed
-from etpi_assets.importers.conversation import Options, fill_agent, token_ids
+from etpi_assets.importers.conversation import Message, Options, fill_agent, token_ids
 from etpi_assets.importers.format import Row
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import build_rollout, run_info
 from etpi_assets.importers.source import as_list, field, text_field
 from etpi_assets.importers.spec import base

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, set_ids
+from etpi_assets.importers.conversation import Message, Options, fill_agent, finish_of, set_ids
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_message
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import as_list, as_mapping, field, number_field, text_field, to_utc

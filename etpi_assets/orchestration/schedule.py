@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
+from etpi_assets.specs.section import SpecError
 
 SCHEDULE_CRON = "ETPI_SCHEDULE"
 SCHEDULE_EXPERIMENTS = "ETPI_SCHEDULE_EXPERIMENTS"

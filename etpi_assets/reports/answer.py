@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from etpi_assets.reports import facts
 from etpi_assets.reports.changes import ORDER
 from etpi_assets.scoring.rewards.verdict import INFRASTRUCTURE, UNKNOWN, read_reward
 from etpi_resources.links import REPORTED_VIEW, rollout_page, task_page
@@ -68,8 +70,8 @@ def _counted(verdicts: Mapping[str, int]) -> int:
 
 def verdicts_of(scores: pa.Table, rollouts: pa.Table, role: str | None) -> Counter[str]:
     """Count the verdicts of a role's evaluated rollouts, in all decodings."""
-    ids = {row["rollout_id"] for row in _of_role(rollouts, role)}
-    return Counter(_verdict(row) for row in scores.to_pylist() if row["rollout_id"] in ids)
+    ids = set(rollouts.filter(pc.field("checkpoint_role") == pa.scalar(role, pa.string()))["rollout_id"].to_pylist())
+    return Counter(row["verdict"] or UNKNOWN for row in scores.to_pylist() if row["rollout_id"] in ids)
 
 
 def verdicts_of_outcomes(outcomes: Sequence[str | None]) -> Counter[str]:
@@ -100,49 +102,23 @@ def example(experiment: str, rollouts: pa.Table, scores: pa.Table, turns: pa.Tab
         task_id, decoding, link; attempts: role, verdict, exit_status, link of each role's rollout, and its first steps,
         each of which is a command or a message.
     """
+    pairs = facts.run_query("pages/changes.sql", {"rollouts": rollouts, "scores": scores}, {})
     role = last_role(rollouts["checkpoint_role"].to_pylist())
-    if role is None or role == "base":
-        return None
-    judged = {row["rollout_id"]: row for row in scores.to_pylist()}
-    first: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in _of_role(rollouts, "base"):
-        first.setdefault((row["decoding"] or "", row["task_id"]), row)
-    pairs = []
-    for row in _of_role(rollouts, role):
-        before = first.get((row["decoding"] or "", row["task_id"]))
-        if before is None or not {before["rollout_id"], row["rollout_id"]} <= judged.keys():
-            continue
-        solved = [judged[side["rollout_id"]]["reward"] == 1 for side in (before, row)]
-        change = {(True, False): "lost", (False, True): "gained"}.get((solved[0], solved[1]), "")
-        about = {"change": change, "decoding": row["decoding"] or "", "task_id": row["task_id"]}
-        pairs.append(about | {"student_verdict": _verdict(judged[row["rollout_id"]]), "sides": (before, row)})
     chosen = pick(pairs, dominant(verdicts_of(scores, rollouts, role)))
     if chosen is None:
         return None
-    attempts = []
-    for side in chosen["sides"]:
-        name = side["rollout_id"]
-        attempts.append(
-            {
-                "role": side["checkpoint_role"],
-                "verdict": _verdict(judged[name]),
-                "exit_status": side["exit_status"] or "",
-                "steps": _steps(turns, name),
-                "link": REPORTED_VIEW + rollout_page("eval", experiment, name),
-            }
-        )
+    attempts = [
+        {
+            "role": of_side,
+            "verdict": chosen[f"{side}_verdict"] or UNKNOWN,
+            "exit_status": chosen[f"{side}_exit"] or "",
+            "steps": _steps(turns, chosen[f"{side}_rollout"]),
+            "link": REPORTED_VIEW + rollout_page("eval", experiment, chosen[f"{side}_rollout"]),
+        }
+        for side, of_side in (("base", "base"), ("student", chosen["student_role"]))
+    ]
     link = REPORTED_VIEW + task_page(experiment, chosen["task_id"])
     return {"task_id": chosen["task_id"], "decoding": chosen["decoding"], "link": link, "attempts": attempts}
-
-
-def _of_role(rollouts: pa.Table, role: str | None) -> list[dict[str, Any]]:
-    columns = ("rollout_id", "task_id", "checkpoint_role", "decoding", "seed", "sample", "exit_status")
-    rows = rollouts.select([name for name in columns if name in rollouts.column_names]).to_pylist()
-    return [row for row in rows if row["checkpoint_role"] == role]
-
-
-def _verdict(score: Mapping[str, Any]) -> str:
-    return score["verdict"] or UNKNOWN
 
 
 def _steps(turns: pa.Table, rollout_id: str) -> list[str]:

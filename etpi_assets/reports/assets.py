@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -212,29 +213,6 @@ def _teacher_data(
     )
 
 
-_READS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...] | None]] = {
-    "metrics": ("metrics", ("eval_metrics",), None),
-    "rollouts": ("rollouts", ("raw_rollouts",), ("wall_seconds", "outcome")),
-    "agents": ("agents", ("raw_rollouts",), ("output_tokens",)),
-    "eval_rollouts": ("rollouts", ("eval_rollouts",), None),
-    "eval_agents": ("agents", ("eval_rollouts",), None),
-    "eval_turns": ("turns", ("eval_rollouts",), ("rollout_id", "agent_id", "turn", "actions")),
-    "eval_scores": ("scores", ("eval_metrics",), None),
-    "eval_agent_scores": ("agent_scores", ("eval_metrics",), None),
-    "selected": ("selected", ("selected_trajectories",), None),
-    "dropped": ("dropped", ("selected_trajectories", "tito_pairs", "upweighted_dataset"), None),
-    "pairs": ("pairs", ("tito_pairs",), None),
-    "dataset_rows": ("dataset_rows", ("upweighted_dataset",), None),
-    "sequences": ("sequences", ("upweighted_dataset",), None),
-    "checkpoints": ("checkpoints", ("sft_checkpoint", "rl_checkpoint"), None),
-    "training_log": ("training_log", ("sft_checkpoint",), None),
-    "rl_log": ("training_log", ("rl_checkpoint",), None),
-    "probes": ("probes", ("serving_probe",), None),
-    "tasks": ("tasks", ("tasks",), None),
-}
-"""Field of `ReportTables` -> its table, the assets that have it, and the columns that are read; None: all."""
-
-
 def _tables(run: AssetRun) -> facts.ReportTables:
     """Read the tables of the assets that an asset reads; those of others are empty."""
 
@@ -242,7 +220,7 @@ def _tables(run: AssetRun) -> facts.ReportTables:
         parts = [run.read(asset, table, columns=columns) for asset in assets if asset in run.node.upstream]
         return pa.concat_tables(parts) if parts else empty(table)
 
-    return facts.ReportTables(**{field: read(*of_field) for field, of_field in _READS.items()})
+    return facts.ReportTables(**{field.name: read(**field.metadata) for field in fields(facts.ReportTables)})
 
 
 def _reported(run: AssetRun) -> html.ReportedExperiment:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
 from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
 from etpi_assets.training.curves import Curve, curves
 from etpi_resources.frames import to_frame
+from etpi_resources.lake.catalog import sql_folder
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
@@ -33,32 +34,36 @@ DETAIL = (
 ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 
+def _of(table: str, *assets: str, columns: Sequence[str] | None = None) -> Any:
+    """Return a field that has the rows of a table of these assets; of `columns` alone, if given."""
+    return field(metadata={"table": table, "assets": assets, "columns": columns})
+
+
 @dataclass(frozen=True)
 class ReportTables:
-    """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
+    """The tables a report reads; empty where a stage does not apply, or where an asset does not read its input.
 
-    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds`, `outcome` and
-    `output_tokens` suffice. Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
+    `rollouts` and `agents` are those that the experiment could select from.
     """
 
-    metrics: pa.Table
-    rollouts: pa.Table
-    agents: pa.Table
-    eval_rollouts: pa.Table
-    eval_agents: pa.Table
-    eval_turns: pa.Table
-    eval_scores: pa.Table
-    eval_agent_scores: pa.Table
-    selected: pa.Table
-    dropped: pa.Table
-    pairs: pa.Table
-    dataset_rows: pa.Table
-    sequences: pa.Table
-    checkpoints: pa.Table
-    training_log: pa.Table
-    rl_log: pa.Table
-    probes: pa.Table
-    tasks: pa.Table
+    metrics: pa.Table = _of("metrics", "eval_metrics")
+    rollouts: pa.Table = _of("rollouts", "raw_rollouts", columns=("wall_seconds", "outcome"))
+    agents: pa.Table = _of("agents", "raw_rollouts", columns=("output_tokens",))
+    eval_rollouts: pa.Table = _of("rollouts", "eval_rollouts")
+    eval_agents: pa.Table = _of("agents", "eval_rollouts")
+    eval_turns: pa.Table = _of("turns", "eval_rollouts", columns=("rollout_id", "agent_id", "turn", "actions"))
+    eval_scores: pa.Table = _of("scores", "eval_metrics")
+    eval_agent_scores: pa.Table = _of("agent_scores", "eval_metrics")
+    selected: pa.Table = _of("selected", "selected_trajectories")
+    dropped: pa.Table = _of("dropped", "selected_trajectories", "tito_pairs", "upweighted_dataset")
+    pairs: pa.Table = _of("pairs", "tito_pairs")
+    dataset_rows: pa.Table = _of("dataset_rows", "upweighted_dataset")
+    sequences: pa.Table = _of("sequences", "upweighted_dataset")
+    checkpoints: pa.Table = _of("checkpoints", "sft_checkpoint", "rl_checkpoint")
+    training_log: pa.Table = _of("training_log", "sft_checkpoint")
+    rl_log: pa.Table = _of("training_log", "rl_checkpoint")
+    probes: pa.Table = _of("probes", "serving_probe")
+    tasks: pa.Table = _of("tasks", "tasks")
 
 
 def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None) -> list[dict[str, Any]]:
@@ -244,3 +249,54 @@ def split(dataset_rows: pa.Table) -> list[dict[str, Any]]:
         .sort("split")
         .to_dicts()
     )
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure: a metric's value as printed, and the count behind it if that was printed too."""
+
+    metric: str
+    value: float
+    hits: int | None = None
+    n: int | None = None
+
+
+def published_figures(published: Mapping[str, Any]) -> list[Published]:
+    """Return the figures of a spec's `published`, in its order.
+
+    Raises ValueError: a value that is not hits / n, to two digits.
+    """
+    collected = []
+    for metric, stated in published.items():
+        table = stated if isinstance(stated, Mapping) else {"value": stated}
+        value = table.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        figure = Published(metric, float(value), table.get("hits"), table.get("n"))
+        if figure.hits is not None and figure.n and abs(figure.hits / figure.n - figure.value) > 0.005:
+            raise ValueError(f"published.{metric}: {figure.hits} of {figure.n} is not {figure.value}")
+        collected.append(figure)
+    return collected
+
+
+def run_query(query: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+    """Run a query of `sql` on tables and return its rows, in its order.
+
+    Args:
+        query: a file below `sql`, such as "reports/failures.sql".
+        evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
+            empty text) and `origin`, which the catalog's views have.
+        further: further tables that the query reads, as they are.
+    """
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET VARIABLE experiment = ''")
+        for name, table in evaluated.items():
+            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
+            connection.register(f"{name}_table", table)
+            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
+        for name, table in further.items():
+            connection.register(name, table)
+        return connection.execute((sql_folder() / query).read_text(encoding="utf-8")).to_arrow_table().to_pylist()

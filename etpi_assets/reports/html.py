@@ -6,38 +6,42 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pyarrow as pa
 from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_by_turn, shares
-from etpi_assets.reports import answer, changes, facts, failures, story
+from etpi_assets.reports import answer, changes, facts, story
+from etpi_assets.reports.answer import REASONS
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.published import Published, figures
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.hidden import with_hidden
-from etpi_resources.lake.catalog import sql_folder
-
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=jinja2.select_autoescape(["html.jinja"]),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
+from etpi_resources.links import (
+    REPORTED_VIEW,
+    dataset_page,
+    experiment_page,
+    regressions_page,
+    rollouts_page,
 )
-TEMPLATES.filters |= {"percent": facts.percent, "figure": facts.figure}
-TEMPLATES.filters["points"] = changes.points
-TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+from etpi_resources.templates import templates
+
+TEMPLATES = templates(
+    Path(__file__).with_name("templates"),
+    percent=facts.percent,
+    figure=facts.figure,
+    points=changes.points,
+    code=lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))),
+)
 
 _REINFORCED = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 """Changes of a task by reinforcement; its page counts tasks over decodings and seeds."""
@@ -88,13 +92,13 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     evaluated = {
         "rollouts": tables.eval_rollouts, "scores": tables.eval_scores, "agent_scores": tables.eval_agent_scores,
     }  # fmt: skip
-    reinforced = run_report(
-        "changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
+    reinforced = facts.run_query(
+        "reports/changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
     )
     rates = [name for name in names if name not in facts.MEANS]
     paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, rates)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
-    failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
+    failed = facts.run_query("reports/failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
     teachers = tables.rollouts["outcome"].to_pylist() if "outcome" in tables.rollouts.column_names else []
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
@@ -117,14 +121,14 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         ],
         "paired": paired,
         "rules": changes.RULES,
-        "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
-        "links": failures.links(experiment.name),
+        "failure_kinds": failure_kinds(failed, tables.eval_rollouts, experiment.name),
+        "links": view_links(experiment.name),
         "detail": facts.metric_rows(
             tables.metrics, [name for name in facts.detail_metrics(spec.metrics.reading) if name not in names]
         ),
         "per_seed": [row for seed in spec.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
         "verdicts": verdicts,
-        "published": _published(figures(spec.published), tables.metrics),
+        "published": _published(facts.published_figures(spec.published), tables.metrics),
         "published_source": ". ".join(
             str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published
         ),
@@ -184,7 +188,7 @@ def _by_condition(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"roles": roles, "rows": lines}
 
 
-def _published(stated: Sequence[Published], metrics: pa.Table) -> list[dict[str, Any]]:
+def _published(stated: Sequence[facts.Published], metrics: pa.Table) -> list[dict[str, Any]]:
     """Return each published figure with the interval of its counts, and our trained checkpoints', in its reading."""
     rows_of_table = []
     for figure in stated:
@@ -211,25 +215,51 @@ def _verdicts(
     return verdicts
 
 
-def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
-    """Run a report and return its rows, in its order.
+_ROLES = ("rl", "sft", "base")
+
+
+def failure_kinds(rows: Sequence[Mapping[str, Any]], rollouts: pa.Table, experiment: str) -> list[dict[str, Any]]:
+    """Count failures by checkpoint, decoding, verdict and exit status, most frequent first within a checkpoint.
 
     Args:
-        report: the name of the file, "failures.sql". Callers write it out, so that the file is part of their code
-            version.
-        evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
-            empty text) and `origin`, which the catalog's views have.
-        further: further tables that the report reads, as they are.
-    """
-    import duckdb
+        rows: those of sql/reports/failures.sql.
 
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        for name, table in evaluated.items():
-            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
-            connection.register(f"{name}_table", table)
-            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
-        for name, table in further.items():
-            connection.register(name, table)
-        query = (sql_folder() / "reports" / report).read_text(encoding="utf-8")
-        return connection.execute(query).to_arrow_table().to_pylist()
+    Returns:
+        role, decoding, verdict, exit_status, count; `of`: rollouts of the checkpoint under the decoding; reasons: the
+        most frequent, each with its count; link: the address of the list of these rollouts.
+    """
+    evaluated = Counter(
+        zip(rollouts["checkpoint_role"].to_pylist(), rollouts["decoding"].to_pylist(), strict=True)
+    )  # fmt: skip
+    counts: Counter[tuple[str, ...]] = Counter()
+    reasons: dict[tuple[str, ...], Counter[str]] = {}
+    for row in rows:
+        verdict = "infrastructure" if row["infrastructure"] else row["verdict"]
+        kind = (row["checkpoint_role"], row["decoding"] or "", verdict, row["exit_status"] or "")
+        counts[kind] += 1
+        reasons.setdefault(kind, Counter())[_short(row["reason"] or REASONS.get(verdict))] += 1
+    failed = []
+    for kind in sorted(counts, key=lambda kind: (_ROLES.index(kind[0]), kind[1], -counts[kind], kind[2:])):
+        role, decoding, verdict, exit_status = kind
+        stated = [(reason, n) for reason, n in reasons[kind].items() if reason]
+        chosen = {"role": role, "decoding": decoding or None, "verdict": verdict, "exit": exit_status or None}
+        failed.append(
+            {
+                "role": role, "decoding": decoding, "verdict": verdict, "exit_status": exit_status,
+                "count": counts[kind], "of": evaluated[role, decoding or None],
+                "reasons": sorted(stated, key=lambda item: (-item[1], item[0]))[:3],
+                "link": REPORTED_VIEW + rollouts_page(made_for=experiment, origin="eval", **chosen),
+            }
+        )  # fmt: skip
+    return failed
+
+
+def view_links(experiment: str) -> dict[str, str]:
+    """Return the addresses of an experiment's regressions, training data and page."""
+    pages = {"regressions": regressions_page, "dataset": dataset_page, "experiment": experiment_page}
+    return {name: REPORTED_VIEW + page(experiment) for name, page in pages.items()}
+
+
+def _short(reason: str | None, most: int = 160) -> str:
+    text = " ".join((reason or "").split())
+    return text if len(text) <= most else text[: most - 1] + "…"

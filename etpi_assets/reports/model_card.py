@@ -34,27 +34,14 @@ def render(experiment: ReportedExperiment, tables: facts.ReportTables, base: pa.
     paired = changes(rollouts, scores, tables.eval_agent_scores, [name for name in names if name not in facts.MEANS])
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
-        title=spec.title,
+        spec=spec,
         tainted=experiment.tainted,
-        notes=spec.notes,
-        card=spec.card,
-        base=spec.base,
-        base_name=_base_name(spec, base),
-        train=spec.train,
-        seeds=spec.seeds,
-        rollout_sets=spec.rollout_sets,
+        base_id=next(iter(base["checkpoint_id"].to_pylist()), None),
         rollouts=train_rows["rollout_id"].n_unique(),
         rows=len(train_rows),
         tokens=train_rows["output_tokens"].sum(),
         teachers=sorted(train_rows["teacher"].fill_null("unknown").replace("", "unknown").unique()),
         selection=_selection(spec),
-        method=_method(spec),
-        max_length="the base's context" if spec.dataset.max_length == "auto" else f"{spec.dataset.max_length:,}",
-        agent=spec.evaluate.agent if spec.evaluate else None,
-        decodings=spec.evaluate.decodings if spec.evaluate else (),
-        template_kwargs=repr(spec.serving.template_kwargs),
-        upweight_turns=spec.dataset.upweight_turns,
-        upweight_factor=f"{spec.dataset.upweight_factor:g}",
         finals=finals,
         precision=", ".join(sorted({row["dtype"] for row in finals if row["dtype"]})) or "not trained",
         trained_on=_trained_on(finals),
@@ -67,27 +54,8 @@ def render(experiment: ReportedExperiment, tables: facts.ReportTables, base: pa.
         teacher=[row for row in headline if row["checkpoint_role"] == "teacher"],
         repos=train_rows.group_by("repo").len().sort("repo").rows(),
         sources=data_sources(tables.tasks, [(each, sets[each]) for each in spec.rollout_sets if each in sets]),
-        rl=spec.rl if spec.rl.method != "none" else None,
-        rl_rewards=[f"{t.function} × {t.weight:g}" for t in spec.rl.rewards],
         limitations=spec.card.limitations or _limitations(spec, metrics),
     )
-
-
-def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:
-    if spec.base.kind == "hub":
-        return f"{spec.base.repo} at {spec.base.revision}"
-    if spec.base.kind == "package":
-        return f"the model of the Python package {spec.base.package}"
-    rows = base.to_pylist()
-    return f"{spec.base.kind} `{rows[0]['checkpoint_id'][:16]}`" if rows else spec.base.kind
-
-
-def _method(spec: ExperimentSpec) -> str:
-    train = spec.train
-    if train.method == "lora":
-        knobs = f"rank {train.lora_rank}, α {train.lora_alpha}, dropout {train.lora_dropout:g}"
-        return f"LoRA {knobs}, {train.target_modules}; merged"
-    return "full fine-tuning" if train.method == "full" else "no training"
 
 
 def _trained_on(finals: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.blocks import blocks
+from etpi_assets.trajectories.tables import blocks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.stored import columns_of

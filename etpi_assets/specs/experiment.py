@@ -5,6 +5,10 @@ All scientific settings are in specs; run configuration has operational ones onl
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, field_validator, model_validator
@@ -12,9 +16,8 @@ from pydantic import Field, PlainSerializer, field_validator, model_validator
 from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import near
-from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
+from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, ServerSection, Tool
 from etpi_assets.specs.section import DISTINCT, Omitted, Operational, Section
-from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
 Behaviour = Literal[
@@ -70,13 +73,11 @@ class PairsSection(Section):
     drop_truncated: bool = True
     """Drop turns cut at the output limit."""
 
-    @model_validator(mode="after")
-    def _tools_are_read(self) -> PairsSection:
+    def faults(self) -> Iterator[str]:
         if self.tools and self.capture == "native":
-            raise ValueError(
+            yield (
                 'pairs.tools are for capture = "retokenised"; native prompts offer the rollout set\'s own agent.tools'
             )
-        return self
 
 
 class DatasetSection(Section):
@@ -293,6 +294,30 @@ class CardSection(Section):
 Preset = Literal["plan_first", "structured_cot", "terminal_rl", "tool_rl", "rejection_sampling"]
 
 
+_PRESETS = Path(__file__).resolve().parent / "presets"
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _PRESETS.glob("*.toml")))
+
+
+def preset_file(name: str) -> Path:
+    """Return the file of a preset.
+
+    Raises ValueError: there is no such preset; names those that resemble it, and all.
+    """
+    if name not in preset_names():
+        names = preset_names()
+        raise ValueError(f"there is no preset {name!r}.{near(str(name), names)} The presets are {', '.join(names)}")
+    return _PRESETS / f"{name}.toml"
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """Return the values of a preset, as its file nests them. Raises ValueError as `preset_file` does."""
+    return tomllib.loads(preset_file(name).read_text(encoding="utf-8"))
+
+
 class GpusSection(Section):
     """GPUs that an experiment requires. Resolved specs have `requires = "gpu"`, so no number makes anything stale."""
 
@@ -354,8 +379,7 @@ class ExperimentSpec(Section):
     notes: str = ""
     """Free text for people, shown in reports and the model card."""
 
-    @model_validator(mode="after")
-    def _answers_keep_their_thoughts(self) -> ExperimentSpec:
+    def faults(self) -> Iterator[str]:
         agents = [
             *([self.evaluate.agent] if self.evaluate else []),
             *([self.rl.agent] if self.rl.method != "none" else []),
@@ -365,27 +389,22 @@ class ExperimentSpec(Section):
             and self.pairs.strip_think
             and any(agent.action_format == "thinking_bash" for agent in agents)
         ):
-            raise ValueError(
+            yield (
                 'pairs.strip_think cuts the <thinking> with which an answer of action_format = "thinking_bash" begins; '
                 "set pairs.strip_think = false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _blame_has_both_ends(self) -> ExperimentSpec:
         if self.blame is None:
-            return self
+            return
         if self.train.method == "none" or self.evaluate is None or "sft" not in self.evaluate.roles:
-            raise ValueError(
+            yield (
                 "[blame] joins the rows of fine-tuning with its held-out rollouts: it needs train.method, and "
                 '[evaluate] with "sft" in evaluate.roles'
             )
         if self.train.shards > 1:
-            raise ValueError(
+            yield (
                 "[blame] moves all weights at a time in one process, so it does not take train.shards above 1: train "
                 "and blame an adapter, or a smaller student on the same data"
             )
-        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,11 +60,9 @@ class HarnessSection(Section):
     def _preset_gives_the_rest(cls, values: Any) -> Any:
         return {**PRESETS.get(values.get("name", ""), {}), **values} if isinstance(values, dict) else values
 
-    @model_validator(mode="after")
-    def _hides_the_key(self) -> HarnessSection:
+    def faults(self) -> Iterator[str]:
         if "{key}" in self.command:
-            raise ValueError("harness.command contains {key}, and other users see it; use harness.env or harness.files")
-        return self
+            yield "harness.command contains {key}, and other users see it; use harness.env or harness.files"
 
     def filled(self, text: str, values: Mapping[str, str]) -> str:
         """Return a text with the values of its placeholders."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from etpi_assets.specs.experiment import preset_names
 from etpi_assets.specs.load import MODELS
-from etpi_assets.specs.presets import preset_names
 
 FOLDER = ".schemas"
 """The folder below a folder of specs in which `etpi init` writes the schemas."""

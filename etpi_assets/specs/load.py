@@ -19,13 +19,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from etpi_assets.specs.errors import SpecError
-from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec, preset_values
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, plugin_folders, user_folders, where_read
 from etpi_assets.specs.plugins import near
-from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.prompts import with_own_prompts
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.section import SpecError
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import read_file
@@ -162,9 +161,8 @@ def part(spec: Mapping[str, Any], name: str) -> Any:
 def load_specs(user_folder: Path | None = None) -> Specs:
     """Read the installed specs and the user's: those of `user_folder`, by default of every folder of `user_folders`.
 
-    Raises:
-        SpecError: a folder of a plugin or of the user's does not exist, or has files that would not be read. The error
-            of a single spec stays with its entry.
+    Raises SpecError: a folder of a plugin or of the user's does not exist, or has files that would not be read. The
+    error of a single spec stays with its entry.
     """
     return _load(user_folders() if user_folder is None else [checked(user_folder, "given")], installed_folders())
 

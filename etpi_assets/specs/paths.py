@@ -23,8 +23,7 @@ _expanded: dict[str, str] = {}
 def expand(path: str) -> Path:
     """Return a spec's path with `${VARIABLE}` and `~` replaced; a relative path starts at the working folder.
 
-    Raises:
-        PathError: a variable is not set.
+    Raises PathError: a variable is not set.
     """
 
     def value(match: re.Match[str]) -> str:

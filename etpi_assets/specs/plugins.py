@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.section import SpecError
 
 GROUPS = {
     "family": "etpi.families",
@@ -47,8 +47,7 @@ class Plugin:
     def load(self) -> Any:
         """Import the plugin and return its object.
 
-        Raises:
-            SpecError: it cannot be imported, or its module lacks the attribute.
+        Raises SpecError: it cannot be imported, or its module lacks the attribute.
         """
         point = EntryPoint(self.name, f"{self.module}:{self.attribute}", GROUPS[self.kind])
         try:
@@ -63,8 +62,7 @@ class Plugin:
     def root(self) -> Path:
         """The folder that holds the plugin's top-level package or module.
 
-        Raises:
-            SpecError: there is no such package.
+        Raises SpecError: there is no such package.
         """
         spec = find_spec(self.module.split(".")[0])
         locations = list(spec.submodule_search_locations or ()) if spec else []
@@ -81,8 +79,7 @@ def plugin(kind: str, name: str, shipped: Collection[str]) -> Plugin | None:
     Args:
         shipped: the names that etpi itself gives; they cannot be replaced.
 
-    Raises:
-        SpecError: the plugin has a shipped name, or two distributions give the name.
+    Raises SpecError: the plugin has a shipped name, or two distributions give the name.
     """
     if clash := _clash(kind, name, shipped):
         raise SpecError(clash)

@@ -12,8 +12,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.plugins import near
+from etpi_assets.specs.section import SpecError
 from etpi_resources.inside import read_text
 
 FOLDER = "prompts"
@@ -47,8 +47,7 @@ def shipped_templates(name: str) -> Mapping[str, str]:
 def _read_templates(folder: Path) -> dict[str, str]:
     """Return the templates of a folder by part.
 
-    Raises:
-        SpecError: a file cannot be read, or has another name than a part.
+    Raises SpecError: a file cannot be read, or has another name than a part.
     """
     texts = {}
     for file in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
@@ -84,8 +83,7 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
     Args:
         folders: folders of specs, in which `prompts/NAME` are searched.
 
-    Raises:
-        SpecError: a name is that of no prompt, or of two.
+    Raises SpecError: a name is that of no prompt, or of two.
     """
     resolved = copy.deepcopy(dict(document))
     for keys in _AGENTS[set_name]:

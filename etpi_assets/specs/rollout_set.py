@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -125,29 +126,43 @@ class EngineSection(Section):
                 )
         return urls
 
-    @model_validator(mode="after")
-    def _kind_has_what_it_needs(self) -> EngineSection:
+    def faults(self) -> Iterator[str]:
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
-            raise ValueError("api_key_env is the NAME of an environment variable (capitals), never the key itself")
+            yield "api_key_env is the NAME of an environment variable (capitals), never the key itself"
         if self.kind in ("transformers", "vllm", "openai") and not self.model:
-            raise ValueError(f'engine.kind = "{self.kind}" needs `model`')
+            yield f'engine.kind = "{self.kind}" needs `model`'
         if self.kind == "openai" and len(self.urls) != 1:
-            raise ValueError('engine.kind = "openai" needs one base URL in `urls`, as https://host/v1')
+            yield 'engine.kind = "openai" needs one base URL in `urls`, as https://host/v1'
         if self.kind not in ENGINE_KINDS:
             if self.kind not in plugin_names("engine"):
-                raise ValueError(unknown("engine", self.kind, ENGINE_KINDS))
-            return self  # a plugin reads the keys that it needs
+                yield unknown("engine", self.kind, ENGINE_KINDS)
+            return  # a plugin reads the keys that it needs
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True
             ):
-                raise ValueError(f'engine.{name} means nothing for engine.kind = "{self.kind}", only for {kinds}')
+                yield f'engine.{name} means nothing for engine.kind = "{self.kind}", only for {kinds}'
         if (self.tiny is not None) != (self.kind == "transformers" and self.model == TINY):
-            raise ValueError('a base built here takes both engine.model = "tiny" and a section [engine.tiny]')
+            yield 'a base built here takes both engine.model = "tiny" and a section [engine.tiny]'
         if self.urls and self.options:
-            raise ValueError("`options` are of a server that is started here; one in `urls` runs already")
+            yield "`options` are of a server that is started here; one in `urls` runs already"
         require_allowed(self.options, self.allow_code)
-        return self
+
+
+class ServerSection(Section):
+    """The engine that generates from weights that no spec names: served checkpoints, and a policy in training."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """The generating program: `transformers`, in the process with the weights, or a `vllm` server that etpi starts."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of `vllm serve`, for `engine = "vllm"` alone; among them the tool and reasoning parsers."""
+    allow_code: Annotated[bool, Omitted(False)] = False
+    """Take `options` that run code of the model's folder or of other files; also start with `etpi run --allow-code`."""
+
+    def faults(self) -> Iterator[str]:
+        if self.options and self.engine == "transformers":
+            yield 'options are of `vllm serve`: they need engine = "vllm" or "auto" beside them'
+        require_allowed(self.options, self.allow_code)
 
 
 class GrammarSection(Section):
@@ -226,18 +241,12 @@ class AgentSection(Section):
             raise ValueError(fault)
         return templates
 
-    @model_validator(mode="after")
-    def _can_be_steered(self) -> AgentSection:
+    def faults(self) -> Iterator[str]:
         shipped = shipped_templates(self.prompt) if self.prompt in shipped_prompts() else {"steering": ""}
         if self.steering and "steering" not in (self.templates or shipped):
-            raise ValueError(f"agent.steering = true, and the prompt {self.prompt!r} has no steering.md; add the file")
-        return self
-
-    @model_validator(mode="after")
-    def _offers_one_interpreter(self) -> AgentSection:
+            yield f"agent.steering = true, and the prompt {self.prompt!r} has no steering.md; add the file"
         if len(interpreters := [tool for tool in self.tools if tool.startswith("code_interpreter")]) > 1:
-            raise ValueError(f"agent.tools: {' and '.join(interpreters)} have one name in prompts; offer one of them")
-        return self
+            yield f"agent.tools: {' and '.join(interpreters)} have one name in prompts; offer one of them"
 
     def identity(self) -> dict[str, Any]:
         """Return the part of this section that identifies a rollout: all of it."""
@@ -342,25 +351,23 @@ class RolloutSetSpec(Section):
     def _agent_has_the_harness(cls, values: Any) -> Any:
         return with_harness(values)
 
-    @model_validator(mode="after")
-    def _kind_has_what_it_needs(self) -> RolloutSetSpec:
+    def faults(self) -> Iterator[str]:
         if (self.kind == "agent") != (self.agent.harness is not None):
-            raise ValueError('kind = "agent" and a section [harness] belong together')
+            yield 'kind = "agent" and a section [harness] belong together'
         if self.agent.harness and self.engine and self.engine.kind == "openai":
-            raise ValueError('a harness is captured token for token, and engine.kind = "openai" gives no token ids')
+            yield 'a harness is captured token for token, and engine.kind = "openai" gives no token ids'
         if self.kind != "imported" and (self.suite is None or self.engine is None):
-            raise ValueError(f"a {self.kind} rollout set needs `suite` and an [engine] section")
+            yield f"a {self.kind} rollout set needs `suite` and an [engine] section"
         if self.templated and self.engine and self.engine.kind != "scripted":
-            raise ValueError('a templated rollout set is written by a script: engine.kind = "scripted"')
+            yield 'a templated rollout set is written by a script: engine.kind = "scripted"'
         if (self.kind == "templated") != (self.templated is not None):
-            raise ValueError('kind = "templated" and a section [templated] belong together')
+            yield 'kind = "templated" and a section [templated] belong together'
         if self.templated and self.engine and self.engine.skill:
-            raise ValueError("engine.skill belongs to a scripted policy; a [templated] section has knobs of its own")
+            yield "engine.skill belongs to a scripted policy; a [templated] section has knobs of its own"
         if self.agent.grammar and (self.engine is None or self.engine.kind not in ("transformers", "vllm")):
-            raise ValueError('agent.grammar binds a model\'s tokens: it needs engine.kind = "transformers" or "vllm"')
+            yield 'agent.grammar binds a model\'s tokens: it needs engine.kind = "transformers" or "vllm"'
         if self.kind == "imported" and self.path is None:
-            raise ValueError("an imported rollout set needs `path`")
-        return self
+            yield "an imported rollout set needs `path`"
 
     @property
     def is_collected(self) -> bool:

@@ -1,10 +1,11 @@
-"""Behaviour that all sections of a spec share: the word "none", unknown keys, and keys left out of hashes."""
+"""Behaviour that all sections of a spec share: the word "none", unknown keys, keys left out of hashes, faults."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +18,12 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+
+from etpi_resources.errors import ExpectedError
+
+
+class SpecError(ExpectedError, ValueError):
+    """A spec is invalid or does not exist; the message names the file, the key and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,16 @@ class Section(BaseModel):
                 warnings.warn(f"{info.context}: {earlier} is now {name}", FutureWarning, stacklevel=2)
         optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
         return {key: None if value == "none" and key in optional else value for key, value in values.items()}
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with values that fit their keys, but not each other; the first is the section's error."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _values_fit(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
 
     @model_serializer(mode="wrap")
     def _without_omitted(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:

@@ -22,8 +22,7 @@ def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Sp
     Args:
         with_data: set -> the names of its partitions that have data.
 
-    Raises:
-        SpecError: the variable has another value than "demo" or "all".
+    Raises SpecError: the variable has another value than "demo" or "all".
     """
     choice = os.environ.get(SHIPPED_VARIABLE) or "all"
     if choice not in ("demo", "all"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
+from etpi_assets.specs.rollout_set import AgentSection, EngineSection, ServerSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
-from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
 from etpi_resources.engines.vllm_options import accelerators_of, named
 from etpi_resources.packages import package_name
@@ -19,12 +19,10 @@ SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
 
 
-def _require_states_of_shards(shards: str, key: str, optimizer: str) -> None:
+def _faults_of_shards(shards: str, key: str, optimizer: str) -> Iterator[str]:
     if optimizer not in SHARDED_OPTIMIZERS:
-        raise ValueError(
-            f"{shards} does not take {key} = {optimizer!r}, whose states are no shards; one of "
-            f"{', '.join(SHARDED_OPTIMIZERS)} does"
-        )
+        known = ", ".join(SHARDED_OPTIMIZERS)
+        yield f"{shards} does not take {key} = {optimizer!r}, whose states are no shards; one of {known} does"
 
 
 _NO_BASE = (
@@ -82,15 +80,13 @@ class BaseSection(Section):
             )
         return {**values, **{name: value for name, value in named.items() if value}}
 
-    @model_validator(mode="after")
-    def _pinned(self) -> BaseSection:
+    def faults(self) -> Iterator[str]:
         if self.kind == "hub" and not (self.repo and self.revision):
-            raise ValueError("a hub base needs `repo` and a pinned `revision`")
+            yield "a hub base needs `repo` and a pinned `revision`"
         if self.kind == "path" and not (self.path and self.sha256):
-            raise ValueError("a path base needs `path` and `sha256`, which `etpi model FOLDER` prints")
+            yield "a path base needs `path` and `sha256`, which `etpi model FOLDER` prints"
         if self.kind == "package" and not (self.package and self.sha256):
-            raise ValueError("a package base needs `package` (NAME==VERSION) and `sha256` of its wheel")
-        return self
+            yield "a package base needs `package` (NAME==VERSION) and `sha256` of its wheel"
 
     @property
     def model(self) -> str:
@@ -157,21 +153,15 @@ class TrainSection(Section):
     """Trackers that get the steps of fine-tuning and of reinforcement, and the metrics of evaluation, besides the lake
     (docs/trl.md). It is part of no hash: setting it makes nothing stale."""
 
-    @model_validator(mode="after")
-    def _uses_what_it_trains(self) -> TrainSection:
+    def faults(self) -> Iterator[str]:
         if self.use_epoch is not None and self.use_epoch > self.epochs:
-            raise ValueError(f"train.use_epoch = {self.use_epoch:g} is past train.epochs = {self.epochs:g}")
+            yield f"train.use_epoch = {self.use_epoch:g} is past train.epochs = {self.epochs:g}"
         if self.use_epoch is not None and self.use_step is not None:
-            raise ValueError("train.use_step and train.use_epoch name two checkpoints; set one of them")
+            yield "train.use_step and train.use_epoch name two checkpoints; set one of them"
         if self.use_step is not None and self.max_steps is not None and self.use_step > self.max_steps:
-            raise ValueError(f"train.use_step = {self.use_step} is past train.max_steps = {self.max_steps}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_sharded(self) -> TrainSection:
+            yield f"train.use_step = {self.use_step} is past train.max_steps = {self.max_steps}"
         if self.shards > 1 and self.method != "lora":  # an adapter is not divided, only its frozen base
-            _require_states_of_shards("train.shards", "train.optimizer", self.optimizer)
-        return self
+            yield from _faults_of_shards("train.shards", "train.optimizer", self.optimizer)
 
 
 class RewardTerm(Section):
@@ -348,29 +338,35 @@ class RLSection(ServerSection):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
 
-    @model_validator(mode="after")
-    def _can_be_trained_on(self) -> RLSection:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.use_step is not None and self.use_step > self.steps:
-            raise ValueError(f"rl.use_step = {self.use_step} is past rl.steps = {self.steps}")
+            yield f"rl.use_step = {self.use_step} is past rl.steps = {self.steps}"
+        if self.sharded and self.tuning == "lora":
+            yield 'rl.sharded needs rl.tuning = "full": an adapter is small, so DDP trains it (remove it)'
+        if self.sharded and self.engine == "transformers":
+            yield 'rl.sharded needs rl.engine = "vllm": no process has all weights to generate from'
+        if self.sharded:
+            yield from _faults_of_shards("rl.sharded", "rl.optimizer", self.optimizer)
         if self.method == "none":
-            return self
+            return
         if self.warmup_steps and self.schedule != "constant" and (self.use_step or self.steps) == 1:
-            raise ValueError(
+            yield (
                 f"rl.warmup_steps = {self.warmup_steps}: the first step's learning rate is 0, and it is the only one "
                 "that the used checkpoint gets; set rl.warmup_steps = 0 or use a later step"
             )
         teachers = [named for named in (self.teacher, self.teacher_engine) if named is not None]
         if len(teachers) != (self.method == "opd"):
-            raise ValueError('rl.method = "opd" needs rl.teacher or rl.teacher_engine; other methods take neither')
+            yield 'rl.method = "opd" needs rl.teacher or rl.teacher_engine; other methods take neither'
         if served := self.teacher_engine:
             if served.kind != "vllm" or not served.urls:
-                raise ValueError('rl.teacher_engine needs kind = "vllm" and `urls`, the servers of the teacher')
+                yield 'rl.teacher_engine needs kind = "vllm" and `urls`, the servers of the teacher'
             if self.agent.temperature != 1.0:
-                raise ValueError("rl.teacher_engine needs rl.agent.temperature = 1: vLLM scores prompts at no other")
+                yield "rl.teacher_engine needs rl.agent.temperature = 1: vLLM scores prompts at no other"
         if not self.suite or ((self.learns_from_rewards or self.refill) and not self.rewards):
-            raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
+            yield "rl.method needs `suite` and at least one entry of `rewards`"
         if self.repeatable and (self.engine != "transformers" or self.teacher_engine):
-            raise ValueError(
+            yield (
                 'rl.repeatable needs rl.engine = "transformers", no rl.teacher_engine: a server decides its batches'
             )
         not_ahead = {
@@ -383,46 +379,32 @@ class RLSection(ServerSection):
                 self.method == "opd"
             ),
         }
-        if self.ahead and any(not_ahead.values()):
-            raise ValueError(f"rl.ahead = {self.ahead} {next(reason for reason, holds in not_ahead.items() if holds)}")
+        yield from (f"rl.ahead = {self.ahead} {reason}" for reason, holds in not_ahead.items() if self.ahead and holds)
         if self.agent.top_p != 1.0 or self.agent.temperature <= 0:
-            raise ValueError(
+            yield (
                 "rl.agent samples with top_p = 1 and a temperature above 0: a truncated distribution is not the one "
                 "whose probabilities the loss computes, and greedy groups have no variance"
             )
         if self.agent.grammar:
-            raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
+            yield "rl.agent.grammar masks tokens, and the loss computes probabilities without the mask"
         if self.agent.harness and self.repeatable:
-            raise ValueError(
-                "rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches"
-            )
+            yield ("rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches")
         if self.agent.harness and any(term.of == "agent" for term in self.rewards):
-            raise ValueError('rl.rewards: of = "agent" is for tasks of several agents, and a harness is one')
+            yield 'rl.rewards: of = "agent" is for tasks of several agents, and a harness is one'
         if self.correction_min > self.correction_max:
-            raise ValueError("rl.correction_min is above rl.correction_max")
+            yield "rl.correction_min is above rl.correction_max"
         if self.loss == "luspo" and self.importance_sampling_level != "sequence":
-            raise ValueError('rl.loss = "luspo" needs rl.importance_sampling_level = "sequence"')
+            yield 'rl.loss = "luspo" needs rl.importance_sampling_level = "sequence"'
         if self.one_sequence and self.agent.harness and self.agent.harness.helpers != "record":
-            raise ValueError(f'{self.one_sequence}, and rl.agent.harness.helpers = "record"')
+            yield f'{self.one_sequence}, and rl.agent.harness.helpers = "record"'
         if "logprobs-mode" in named(self.options):
-            raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
+            yield "rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature"
         if self.round_size % self.group_size:
-            raise ValueError(
+            yield (
                 "rl.processes * rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole"
             )
         if self.tasks is not None and self.tasks < self.groups:
-            raise ValueError(f"rl.tasks = {self.tasks}, and a step takes {self.groups} tasks; {FEW_TASKS}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_sharded(self) -> RLSection:
-        if self.sharded and self.tuning == "lora":
-            raise ValueError('rl.sharded needs rl.tuning = "full": an adapter is small, so DDP trains it (remove it)')
-        if self.sharded and self.engine == "transformers":
-            raise ValueError('rl.sharded needs rl.engine = "vllm": no process has all weights to generate from')
-        if self.sharded:
-            _require_states_of_shards("rl.sharded", "rl.optimizer", self.optimizer)
-        return self
+            yield f"rl.tasks = {self.tasks}, and a step takes {self.groups} tasks; {FEW_TASKS}"
 
     @property
     def last_step(self) -> int:

@@ -127,8 +127,7 @@ def assemble(
         main: the record of the main agent, to be filled.
         trained: the roles besides main whose calls are turns too.
 
-    Raises:
-        CaptureError: a call's output, log-probabilities and text do not belong together.
+    Raises CaptureError: a call's output, log-probabilities and text do not belong together.
     """
     counts: Counter[str] = Counter()
     nodes, paths = list[_Node](), _Paths()
@@ -264,19 +263,17 @@ def _set_thrown_away(siblings: Sequence[_Node]) -> None:
     for node in siblings:
         if node.children:
             continue
-        later = [other for other in siblings if other is not node and not _overlap(node, other) and _alike(node, other)]
+        later = [other for other in siblings if other is not node and _may_replace(other, node)]
         if any(other.asked == node.asked for other in later):
             node.link = "retry"
         elif any(other.asked_begins_with(node) and other.row["at"] > node.row["at"] for other in later):
             node.link = "dropped"
 
 
-def _alike(node: _Node, other: _Node) -> bool:
-    return node.tools == other.tools and bool(node.row["tools"]) and node.helper == other.helper
-
-
-def _overlap(node: _Node, other: _Node) -> bool:
-    return node.row["at"] < other.ended and other.row["at"] < node.ended
+def _may_replace(node: _Node, other: _Node) -> bool:
+    """Return whether two calls are of one agent, with tools, and do not overlap in time."""
+    alike = node.tools == other.tools and bool(node.row["tools"]) and node.helper == other.helper
+    return alike and not (node.row["at"] < other.ended and other.row["at"] < node.ended)
 
 
 def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.lake.schemas import TABLES as SCHEMAS
 from etpi_resources.lake.schemas import from_tuples
-from etpi_resources.lake.stored import Rows, batches
+from etpi_resources.lake.stored import Rows, batches, no_rows
 from etpi_resources.token_ids import GrowingIds, arrays, begins_with, common_prefix
 
 Key = tuple[str, str, int]
@@ -109,7 +110,8 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
             whole[turn["agent_id"], turn["turn"]] = prompt + list(turn["output_ids"])
         agents[turn["agent_id"]].turns.append(_turn(turn, prompt))
     for message in rows["messages"]:
-        agents[message["agent_id"]].messages.append(_message(message))
+        columns = {name: message[name] for name in _MESSAGE_FIELDS}
+        agents[message["agent_id"]].messages.append(Message(**columns | {"tool_calls": _loads(message["tool_calls"])}))
     columns = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
     columns |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
     return RolloutRecord(**columns, agents=list(agents.values()))
@@ -251,7 +253,8 @@ def _turn_rows(key: tuple[str, str], agent: AgentRecord, decode: Decode | None) 
         prefix = suffix = drift_at = drift = prompt_tokens = None
         if turn.prompt_ids is not None:
             prompt = _array(turn.prompt_ids)
-            prefix = _prefix_turn(prompt, whole)
+            # The latest earlier turn whose prompt + output is a prefix of the prompt.
+            prefix = next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
             prompt_tokens = len(prompt)
             suffix = prompt if prefix is None else prompt[len(whole[prefix]) :]
             if last in whole and prefix != last:
@@ -278,11 +281,6 @@ def _rest(form: str, kind: str, message: str | None, pure: bool, to: str | None,
     """Encode the fields after the command; most actions have the same."""
     fields = {"form": form, "kind": kind, "message": message, "pure": pure, "to": to, "wait": wait}
     return _encode(fields).removeprefix("{")
-
-
-def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
-    """Return the latest earlier turn whose prompt + output is a prefix of the prompt."""
-    return next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
 
 
 def _drift(expected: np.ndarray, actual: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
@@ -312,6 +310,55 @@ def _message_row(key: tuple[str, str], index: int, message: Message) -> tuple[An
     return (*key, index, message.turn, message.role, *text, message.kind, message.at)
 
 
-def _message(row: Mapping[str, Any]) -> Message:
-    columns = {name: row[name] for name in _MESSAGE_FIELDS}
-    return Message(**columns | {"tool_calls": _loads(row["tool_calls"])})
+_ROLLOUTS = 32
+"""Rollouts per block, about a thousand turns."""
+
+
+def blocks(tables: Mapping[str, Rows], columns: Mapping[str, Sequence[str]]) -> Iterator[dict[str, pa.Table]]:
+    """Yield blocks of whole rollouts: {table: its rows of those rollouts}.
+
+    Args:
+        tables: `rollouts`, and others with a `rollout_id`, all in the order of `rollouts`, as rollout sets are stored.
+        columns: the columns to read of each table, including `rollout_id`.
+
+    Raises ValueError: a table is in another order, or has rows of a rollout that `rollouts` lacks.
+    """
+    readers = {name: _Reader(table, columns[name]) for name, table in tables.items() if name != "rollouts"}
+    for batch in batches(tables["rollouts"], columns["rollouts"]):
+        for start in range(0, batch.num_rows, _ROLLOUTS):
+            rollouts = pa.Table.from_batches([batch.slice(start, _ROLLOUTS)])
+            rest = {name: reader.take(rollouts["rollout_id"]) for name, reader in readers.items()}
+            yield {"rollouts": rollouts} | rest
+    for name, reader in readers.items():
+        if (left := reader.next_id()) is not None:
+            raise ValueError(
+                f"table {name}: the rows of rollout {left} are out of order: they must be together and in the order "
+                "of `rollouts`. Materialize raw_rollouts of this set again"
+            )
+
+
+class _Reader:
+    """Reads one table forwards."""
+
+    def __init__(self, table: Rows, columns: Sequence[str]) -> None:
+        self._batches = batches(table, columns)
+        self._empty = no_rows(table, columns)
+        self._batch: pa.RecordBatch | None = next(self._batches, None)
+
+    def take(self, rollout_ids: pa.ChunkedArray) -> pa.Table:
+        """Return the next rows, up to the first one of another rollout."""
+        taken = []
+        while self._batch is not None:
+            outside = pc.invert(pc.is_in(self._batch["rollout_id"], value_set=rollout_ids))  # pyright: ignore[reportAttributeAccessIssue]
+            first = pc.index(outside, True).as_py()
+            if first >= 0:
+                taken.append(self._batch.slice(0, first))
+                self._batch = self._batch.slice(first)
+                break
+            taken.append(self._batch)
+            self._batch = next(self._batches, None)
+        return pa.Table.from_batches(taken, self._empty.schema)
+
+    def next_id(self) -> str | None:
+        """Return the rollout of the next row; None at the end."""
+        return None if self._batch is None else self._batch["rollout_id"][0].as_py()

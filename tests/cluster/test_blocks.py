@@ -18,7 +18,7 @@ import pytest
 from etpi_assets.curation import dataset_blocks, pair_blocks
 from etpi_assets.importers import bulk
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.trajectories import blocks as trajectory_blocks
+from etpi_assets.trajectories import tables as trajectory_tables
 from etpi_cluster import blocks
 from etpi_cluster.fan_out import ClusterExecutor, OtherCode, WorkersDied
 from etpi_resources.process import pool
@@ -197,7 +197,7 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     windows: list[blocks._Window] = []
     started = blocks._Window.__post_init__
     monkeypatch.setattr(blocks._Window, "__post_init__", lambda self: windows.append(self) or started(self))
-    monkeypatch.setattr(trajectory_blocks, "_ROLLOUTS", 3)
+    monkeypatch.setattr(trajectory_tables, "_ROLLOUTS", 3)
     monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", 8)
     monkeypatch.setattr(pair_blocks, "_ROWS", 8)
     monkeypatch.setattr(bulk, "_PART_UNITS", 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from etpi.init import foreign_git, git_tasks
-from etpi.init.foreign_git import git, objects_of
+from etpi.init import git_tasks
+from etpi.init.git_tasks import git, objects_of
 from etpi_assets.specs.load import SpecError
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
@@ -143,7 +143,7 @@ def test_shallow_clone_and_worktree_are_read(hostile: Hostile, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["config", "HEAD", "shallow"])
 def test_pipe_in_a_repository_is_not_waited_for(hostile: Hostile, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_git, "_SECONDS", 1)
+    monkeypatch.setattr(git_tasks, "_SECONDS", 1)
     file = hostile.folder / ".git" / name
     file.unlink(missing_ok=True)
     os.mkfifo(file)

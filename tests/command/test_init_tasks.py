@@ -232,7 +232,7 @@ def test_harbor_folders_and_rows_are_described(tmp_path: Path, monkeypatch: pyte
         make_folder(tmp_path / "harbor" / name)
     assert tasks.kind_of(tmp_path / "harbor") == "harbor"
     described = tasks.from_harbor(tmp_path / "harbor", str(tmp_path))
-    suite = tasks.suite_spec("mine", described)
+    suite, _ = tasks.new_specs("mine", described)
     (tmp_path / "specs/suites").mkdir(parents=True)
     (tmp_path / "specs/suites/mine.toml").write_text(suite.text)
     spec = load_specs().suites["mine"]

@@ -13,8 +13,8 @@ import pytest
 from etpi import cli
 from etpi_assets.importers import importer_named
 from etpi_assets.importers.format import DetectionInput
+from etpi_assets.specs.experiment import preset_values
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.presets import preset_values
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.process import progress
 from tests.support.models import make_base

@@ -16,7 +16,7 @@ import pytest
 
 from etpi_assets.curation import dataset_blocks, integrity, merge
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.trajectories import blocks
+from etpi_assets.trajectories import tables as trajectory_tables
 from etpi_resources.lake.lake import Ref
 from etpi_resources.process.pool import WORKERS_VARIABLE
 from tests.support.curation import SUITE, CurationLake
@@ -78,7 +78,7 @@ class Counted:
 def test_interrupted_asset_continues_with_the_next_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asset: str, module: Any, name: str
 ) -> None:
-    monkeypatch.setattr(blocks, "_ROLLOUTS", 4)
+    monkeypatch.setattr(trajectory_tables, "_ROLLOUTS", 4)
     monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", BLOCK_ROWS)
     counted = Counted(getattr(module, name))
     monkeypatch.setattr(module, name, counted)

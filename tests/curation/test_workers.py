@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from etpi_assets.curation import dataset_blocks, pair_blocks
-from etpi_assets.trajectories import blocks
+from etpi_assets.trajectories import tables as trajectory_tables
 from etpi_resources.process import pool
 from tests.support.curation import STEPS, CurationLake
 
@@ -26,7 +26,7 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
     started: list[object] = []
     start = pool.LocalWorkers._start
     monkeypatch.setattr(pool.LocalWorkers, "_start", lambda self: started.append(self) or start(self))
-    monkeypatch.setattr(blocks, "_ROLLOUTS", 3)
+    monkeypatch.setattr(trajectory_tables, "_ROLLOUTS", 3)
     monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", 8)
     monkeypatch.setattr(pair_blocks, "_ROWS", 8)
     monkeypatch.setattr(pool, "START_SECONDS", 1e-9)  # as if there were a lot of work

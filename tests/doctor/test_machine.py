@@ -8,8 +8,7 @@ import pytest
 
 from etpi.cli import main
 from etpi.doctor import machine
-from etpi.doctor.command import doctor
-from etpi.doctor.findings import unguarded
+from etpi.doctor.command import doctor, unguarded
 from etpi.doctor.machine import Examiner, MachineReport, file_system, unguarded_pages
 from etpi_resources.sandboxes import SandboxUnavailable
 

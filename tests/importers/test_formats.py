@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.agent.actions import NO_ACTION
-from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
+from etpi_assets.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.tasks.family import RejectedInput
@@ -25,6 +25,7 @@ from tests.support.rows import (
     bedrock_row,
     chat,
     completion_row,
+    detect,
     goose_lines,
     openhands_row,
     openhands_typed_row,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
+from etpi_assets.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
@@ -26,6 +26,7 @@ from tests.support.rows import (
     atif_document,
     autogen_state,
     chat,
+    detect,
     goose_lines,
     messages_row,
     openhands_row,

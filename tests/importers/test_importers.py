@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.importers import count_found, detect, find_units, import_runs
+from etpi_assets.importers import count_found, find_units, import_runs
 from etpi_assets.importers.cooperbench import outcome
 from etpi_assets.importers.source import to_utc
 from etpi_assets.tasks.family import RejectedInput
@@ -35,6 +35,7 @@ from tests.support.recorded_runs import (
     windowed_history,
     write,
 )
+from tests.support.rows import detect
 
 
 def taken(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> list[RolloutRecord]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.importers import detect, import_runs
+from etpi_assets.importers import import_runs
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
-from tests.support.rows import called, write_lines
+from tests.support.rows import called, detect, write_lines
 
 NESTED = {
     "id": 7,

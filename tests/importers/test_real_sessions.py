@@ -16,12 +16,13 @@ import pytest
 
 from etpi_assets.agent.harness import HarnessLoop
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.importers import detect, import_runs
+from etpi_assets.importers import import_runs
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
+from tests.support.rows import detect
 from tests.support.web_server import Handler, WebServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

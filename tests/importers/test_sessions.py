@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.curation.joins import join, paths_of
-from etpi_assets.importers import count_found, detect, import_runs, sessions
-from etpi_assets.importers.conversation import set_ids
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers import count_found, import_runs, sessions
+from etpi_assets.importers.conversation import Message, set_ids
 from etpi_assets.importers.sessions import paths
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -23,6 +22,7 @@ from etpi_assets.trajectories.tables import from_tables, to_tables
 from etpi_resources.rows import bounded
 from etpi_resources.rows.bounded import Unreadable
 from tests.support.fuzz import JUNK, places, replaced
+from tests.support.rows import detect
 from tests.support.sessions import (
     FILES,
     batch_rows,

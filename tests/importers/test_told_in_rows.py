@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.importers import count_found, detect, import_runs
+from etpi_assets.importers import count_found, import_runs
 from etpi_assets.importers.calls import read_calls
-from etpi_assets.importers.conversation import in_call_order
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.conversation import Message, in_call_order
 from etpi_assets.importers.source import without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from tests.support.rows import (
     called,
     chat,
+    detect,
     factory_row,
     openhands_flat_row,
     openhands_row,

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from etpi import cli
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_installed
+from etpi_assets.specs.section import SpecError
 from etpi_lab.analysis import findings
 from etpi_lab.analysis import sweeps as declared_sweeps
 from etpi_lab.repeat import forecast as forecasts

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.section import SpecError
 from etpi_lab.analysis import sweeps
 from etpi_lab.analysis.sweeps import Sweep, points, sentence, to_toml
 from etpi_lab.repeat.dose_plot import dose_plot

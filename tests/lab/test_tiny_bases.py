@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from etpi_assets import tiny_bases as shipped_bases
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.specs.section import SpecError
 from etpi_lab.tiny_bases import rebuild as rebuild_bases
 from etpi_lab.tiny_bases import recipe as tiny_base
 from etpi_resources.chat.format import ChatFormat

@@ -9,8 +9,8 @@ import pytest
 
 from etpi_assets.definitions import build_defs
 from etpi_assets.orchestration.schedule import schedules
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
+from etpi_assets.specs.section import SpecError
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import plan
 from etpi_assets.reports import facts, html
+from etpi_assets.reports.facts import published_figures
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.rollout import FIXED, choose
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.published import figures
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog
@@ -96,7 +96,7 @@ def test_every_iteration_resolves_to_its_published_settings(name, tmp_path):
     states = {step.state for step in plan(name, SPECS, Lake(tmp_path))}
     assert states == {"missing"}
     assert result.published["source"] and result.published["date"] and result.published["fault"]
-    figures(result.published)
+    published_figures(result.published)
 
 
 def test_every_iteration_but_the_diagnosis_evaluates_two_pairs_at_100_steps():
@@ -233,9 +233,9 @@ def test_published_figures_are_not_inherited(tmp_path):
 
 
 def test_published_figures_equal_their_counts():
-    assert [f.metric for f in figures({"source": "x", "parsed": 0.7, "teacher": {"a": 1}})] == ["parsed"]
+    assert [f.metric for f in published_figures({"source": "x", "parsed": 0.7, "teacher": {"a": 1}})] == ["parsed"]
     with pytest.raises(ValueError, match="3 of 4 is not 0.5"):
-        figures({"follow_through": {"value": 0.5, "hits": 3, "n": 4}})
+        published_figures({"follow_through": {"value": 0.5, "hits": 3, "n": 4}})
 
 
 def test_answered_by_names_checks_of_the_graph():

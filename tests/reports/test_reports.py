@@ -20,8 +20,7 @@ from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.resources import Resources
-from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.presets import preset_values
+from etpi_assets.specs.experiment import ExperimentSpec, preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.training import RLSection
 from etpi_resources import charts

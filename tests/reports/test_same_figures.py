@@ -15,8 +15,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html
 from etpi_assets.reports.changes import STORED, changes, changes_table, sign_test
 from etpi_assets.scoring.intervals import wilson
-from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.presets import preset_values
+from etpi_assets.specs.experiment import ExperimentSpec, preset_values
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty, from_rows

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from etpi_assets.reports import answer, changes, facts, failures, story
+from etpi_assets.reports import answer, changes, facts, story
 from etpi_assets.reports.changes import Change
-from etpi_assets.reports.html import run_report
+from etpi_assets.reports.facts import run_query
+from etpi_assets.reports.html import failure_kinds
 from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.schemas import empty, from_rows
@@ -221,8 +222,8 @@ def test_sign_test_is_exact(higher: int, lower: int) -> None:
 
 def test_failures_are_counted_by_kind_and_link_to_their_rollouts() -> None:
     rollouts, scores, _ = evaluated({("sft", "a&b"): [0.0, 0.0, 1.0], ("sft", "c"): [None], ("base", "c"): [0.0]})
-    rows = run_report("failures.sql", {"rollouts": rollouts, "scores": scores}, {})
-    first, second, third = failures.kinds(rows, rollouts, "my exp")
+    rows = run_query("reports/failures.sql", {"rollouts": rollouts, "scores": scores}, {})
+    first, second, third = failure_kinds(rows, rollouts, "my exp")
     assert [first[name] for name in ("role", "verdict", "count", "of")] == ["sft", "failed_tests", 2, 4]
     assert (second["verdict"], second["count"], third["role"]) == ("infrastructure", 1, "base")
     assert first["link"].endswith(

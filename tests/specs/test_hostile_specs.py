@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from etpi_assets.specs.load import SpecError, load_specs
-from etpi_assets.specs.rollout_set import EngineSection
-from etpi_assets.specs.server import ServerSection
+from etpi_assets.specs.rollout_set import EngineSection, ServerSection
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import arguments
 from tests.support.graph import write_spec

@@ -14,7 +14,6 @@ import pytest
 
 from etpi_assets.exports import export
 from etpi_assets.graph import GRAPH
-from etpi_assets.importers import detect
 from etpi_assets.planning import versions
 from etpi_assets.resources import Resources
 from etpi_assets.scoring.rewards import functions
@@ -28,6 +27,7 @@ from etpi_assets.tasks.judged_rows import JudgedRows
 from etpi_resources.lake.lake import Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.curation import CURATION, CurationLake
+from tests.support.rows import detect
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_plugin"
 

@@ -8,9 +8,8 @@ from typing import get_args
 import pytest
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.specs.experiment import ExperimentSpec, Preset
+from etpi_assets.specs.experiment import ExperimentSpec, Preset, preset_file, preset_names, preset_values
 from etpi_assets.specs.load import load_shipped, load_specs
-from etpi_assets.specs.presets import preset_file, preset_names, preset_values
 from etpi_assets.specs.section import PARSED_AGAIN
 from tests.support.graph import EXPERIMENT, small_world, write_spec
 

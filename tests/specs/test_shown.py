@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.section import SpecError
 from etpi_assets.specs.shown import DEMO_EXPERIMENTS, shown_specs
 from tests.support.graph import write_spec
 

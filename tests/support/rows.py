@@ -9,6 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etpi_assets.importers import plan
+
+
+def detect(path: Path) -> str:
+    """Return the format that is detected, several as "a+b"."""
+    return "+".join(plan("auto", path).formats)
+
 
 def called(name: str = "bash", **arguments: Any) -> dict[str, Any]:
     return {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}

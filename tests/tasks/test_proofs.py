@@ -184,7 +184,7 @@ def test_dry_run_and_rehearsal_name_time_and_disk_of_the_proofs_that_are_missing
     monkeypatch.setenv("ETPI_IMAGES_GIB", "7")
     monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
     monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
-    monkeypatch.setattr("etpi.rehearsal.proofs.worker_count", lambda: 2)
+    monkeypatch.setattr("etpi.rehearsal.costs.worker_count", lambda: 2)
     resources = swe_suite.make(tmp_path, repository, tasks=9, used=7)
     file = tmp_path / "specs/suites/suite.toml"
     file.write_text(file.read_text().replace("bubblewrap", sandbox))

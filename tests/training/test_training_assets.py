@@ -16,7 +16,7 @@ from etpi_assets.asset import Outcome, asset_definitions
 from etpi_assets.checks import CHECKS
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
-from etpi_assets.specs.server import ServerSection
+from etpi_assets.specs.rollout_set import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 from etpi_assets.training import checkpoints, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport

@@ -13,9 +13,8 @@ from etpi_assets.scoring import assets as scoring
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.rollout_set import ScoringSection
-from etpi_assets.trajectories import blocks as cutting
-from etpi_assets.trajectories.blocks import blocks
-from etpi_assets.trajectories.tables import iter_turns
+from etpi_assets.trajectories import tables as cutting
+from etpi_assets.trajectories.tables import blocks, iter_turns
 from etpi_resources.lake import parquet
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.lake.stored import Stored, batches, columns_of, counts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
-from etpi.view import export
+from etpi.view import serve
 from tests.support.viewed_lake import NAMES, STUDY
 
 
@@ -22,7 +22,7 @@ def test_exported_pages_link_to_each_other_and_to_nothing_else(
     folder = tmp_path / "share"
     (tmp_path / ".share.building").mkdir()  # of an export that was stopped
     (tmp_path / ".share.building/left.html").write_text("<a href='gone'>")
-    monkeypatch.setattr(export, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "SHOWN_SECONDS", 0.0)
     assert main(["view", "--export", STUDY, str(folder)]) == 0
     pages = {file.name: file.read_text() for file in folder.glob("*.html")}
     shown = capsys.readouterr()
@@ -44,4 +44,4 @@ def test_exported_pages_link_to_each_other_and_to_nothing_else(
     ("address", "belongs"), [("/dataset/a", True), ("/dataset/a/sequence/s", True), ("/dataset/ab/sequence/s", False)]
 )
 def test_data_of_an_experiment_whose_name_begins_alike_are_not_exported(address: str, belongs: bool) -> None:
-    assert export._belongs(address, "a") is belongs
+    assert serve._belongs(address, "a") is belongs

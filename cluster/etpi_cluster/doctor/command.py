@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from etpi.doctor import findings as printed
-from etpi.doctor.findings import Finding
+from etpi.doctor import command as printed
+from etpi.doctor.command import Finding
 from etpi_cluster.doctor.node import NodeReport
 from etpi_cluster.doctor.survey import MARK, Survey
 from etpi_cluster.doctor.verdict import COLUMNS, findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from etpi.doctor.findings import Finding, little_space
+from etpi.doctor.command import Finding, little_space
 from etpi_cluster.doctor.node import NodeReport
 from etpi_cluster.doctor.survey import PairLock, Survey
 from etpi_cluster.session import SANDBOXES

@@ -152,9 +152,11 @@ def nodes_of(
         stretches = []
         for begin, stop, weight in _stretches(row, start, end):
             of_stretch = [r for r in rows if weight and r["span_start"] < stop and r["span_end"] > begin]
-            shades = Statistics(None, None, None, None, 0.0, influences[begin:stop], largest) if influences else None
+            shades = None
+            if influences and weight:
+                shades = Statistics({"influence": influences[begin:stop]}, {"influence": largest})
             span = row["input_ids"], begin, stop, weight, of_stretch, words, int(positions[begin]), left
-            stretch = _stretch(*span, shades if weight else None)
+            stretch = _stretch(*span, shades)
             left -= len(stretch.tokens) + len(stretch.tail)
             stretches.append(stretch)
         depth = min(depths[node], DEEPEST)

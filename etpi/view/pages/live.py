@@ -10,11 +10,10 @@ from typing import Any
 from starlette.requests import Request
 
 from etpi.view.catalog_file import Queries
-from etpi.view.conversation import read_conversation
 from etpi.view.journals import Journals, JournalState
 from etpi.view.pages.curves import plots
 from etpi.view.pages.page import NotFound, Page, number, text
-from etpi.view.pages.rollout import SCORES, loads, patches
+from etpi.view.pages.rollout import loads, rollout_page
 from etpi_resources.lake.lake import Lake, Ref
 
 REFRESH_SECONDS = 5
@@ -84,22 +83,11 @@ def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         )
     (recorded,) = rows["rollouts"]
     row = dict.fromkeys(ROLLOUT_COLUMNS) | recorded
-    outcome = loads(row["outcome"]) if isinstance(row["outcome"], str) else row["outcome"]
-    row |= {"verdict": (outcome or {}).get("verdict"), "reward": (outcome or {}).get("reward"), "instruction": None}
-    row |= {
-        "split": None,
-        "output_tokens": None,
-        "turns": len(rows["turns"]),
-        "infrastructure_error": bool(row["error"]),
-    }
+    outcome = loads(row["outcome"]) or {}
+    row |= {"verdict": outcome.get("verdict"), "reward": outcome.get("reward"), "turns": len(rows["turns"])}
+    row |= {"infrastructure_error": bool(row["error"])} | dict.fromkeys(("instruction", "split", "output_tokens"))
     row["started_at"] = datetime.fromisoformat(row["started_at"]) if row["started_at"] else None
     turns = [turn | {"finished_at": None} for turn in rows["turns"]]
     prompts = [message for message in rows["messages"] if message["turn"] is None]
     agents = [agent | {"plan_first": None, "follow_through": None, "reason": None} for agent in rows["agents"]]
-    values = {
-        "rollout": row, "conversation": read_conversation(agents, turns, prompts), "outcome": outcome,
-        "sampler": loads(row["sampler"]) if isinstance(row["sampler"], str) else row["sampler"],
-        "patches": patches(row, agents), "scores": [(score, None, None) for score, _ in SCORES],
-        "fates": [], "trained_on": [], "blamed": [], "reinforced": [], "live": True, "neighbours": None,
-    }  # fmt: skip
-    return Page("rollout.html.jinja", values)
+    return rollout_page(row, agents, turns, prompts, live=True)

@@ -42,23 +42,33 @@ def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
     row = find_rollout(queries, key)
     partition = {"origin": key["origin"], "made_for": key["made_for"], "rollouts": [key["rollout"]]}
     agents, turns = queries.rows("agents", **partition), queries.rows("turns", **partition)
-    conversation = read_conversation(agents, turns, queries.rows("prompts", **key), row["engine"] == "imported")
-    of_set, of_rl = key["origin"] == "set", key["origin"] == "rl"
+    prompts = queries.rows("prompts", **key)
+    known: dict[str, Any] = {
+        "neighbours": queries.row("neighbours", **key, role=row["checkpoint_role"], decoding=row["decoding"])
+    }
+    if key["origin"] == "set":
+        of_set = {"fates": "fate", "blamed": "rollout_blame"}
+        known |= {name: queries.rows(query, rollout=key["rollout"]) for name, query in of_set.items()}
+        known["trained_on"] = _trained_on(queries, key["rollout"])
+    elif key["origin"] == "rl":
+        known["reinforced"] = queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"])
+    return rollout_page(row, agents, turns, prompts, **known)
+
+
+def rollout_page(row: Row, agents: list[Row], turns: list[Row], prompts: list[Row], **known: Any) -> Page:
+    """Return the page of a rollout. `known`: what the catalog knows of it besides; nothing of one that is live."""
     values = {
         "rollout": row,
-        "conversation": conversation,
+        "conversation": read_conversation(agents, turns, prompts, row["engine"] == "imported"),
         "outcome": loads(row["outcome"]),
         "sampler": loads(row["sampler"]),
         "patches": patches(row, agents),
-        "scores": [(name, row[name], row[reason] if reason else None) for name, reason in SCORES],
-        "fates": queries.rows("fate", rollout=key["rollout"]) if of_set else [],
-        "trained_on": _trained_on(queries, key["rollout"]) if of_set else [],
-        "blamed": queries.rows("rollout_blame", rollout=key["rollout"]) if of_set else [],
-        "reinforced": queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"]) if of_rl else [],
-        "neighbours": queries.row("neighbours", **key, role=row["checkpoint_role"], decoding=row["decoding"]),
+        "scores": [(name, row.get(name), row.get(reason) if reason else None) for name, reason in SCORES],
+        **dict.fromkeys(("fates", "trained_on", "blamed", "reinforced"), ()),
+        "neighbours": None,
         "live": False,
     }
-    return Page("rollout.html.jinja", values)
+    return Page("rollout.html.jinja", values | known)
 
 
 def _trained_on(queries: Queries, rollout_id: str) -> list[Row]:
@@ -71,10 +81,10 @@ def _trained_on(queries: Queries, rollout_id: str) -> list[Row]:
     return rows
 
 
-def loads(text: str | None) -> Any:
-    """Return a JSON column's value; the text itself if it is no JSON."""
+def loads(text: Any) -> Any:
+    """Return a JSON column's value; the text itself if it is no JSON, and a value that a journal holds as it is."""
     try:
-        return outside.loads(text) if text else None
+        return (outside.loads(text) if text else None) if isinstance(text, str) else text
     except ValueError:
         return text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
@@ -53,35 +53,15 @@ class Token:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of each output token; None where one was not recorded. Aligned with the output ids.
+    """Figures of each output token, aligned with the output ids.
 
     Attributes:
-        highest_weight, largest_influence: of the data set, the dark ends of the shades of weights and influences.
+        values: shade -> its figures, of those that were recorded, in the order of SHADES.
+        largest: shade -> the figure of the data set at the dark end, of weights and influences.
     """
 
-    logprobs: Sequence[float] | None
-    policy_logprobs: Sequence[float] | None
-    entropies: Sequence[float] | None
-    weights: Sequence[float] | None
-    highest_weight: float = 0.0
-    influences: Sequence[float] | None = None
-    largest_influence: float = 0.0
-
-    def values(self, shade: str) -> Sequence[float] | None:
-        """Return the values of a shade, None where they were not recorded."""
-        match shade:
-            case "weight":
-                return self.weights
-            case "label":
-                return None if self.weights is None else [float(w != 0) for w in self.weights]
-            case "logprob":
-                return self.logprobs
-            case "entropy":
-                return self.entropies
-            case "influence":
-                return self.influences
-            case _:
-                return ratios(self.logprobs, self.policy_logprobs)
+    values: Mapping[str, Sequence[float]]
+    largest: Mapping[str, float]
 
 
 def ratios(logprobs: Sequence[float] | None, policy: Sequence[float] | None) -> list[float] | None:
@@ -111,7 +91,7 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     statistics = _statistics(queries, key, agent, last, pair, output)
     shade = text(request, "shade") or ""
     if shade not in SHADES:
-        shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
+        shade = next((name for name in ("logprob", "weight") if name in statistics.values), "logprob")
     whole, begin = text(request, "whole") is not None, len(prompt) - len(last["suffix_ids"] or [])
     last_page = max(0, len(prompt) - PAGE_TOKENS)
     first = number(request, "from", last_page) or 0 if whole else begin
@@ -132,7 +112,7 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         "output": shown(output, words, len(prompt), shade, statistics),
         "shade": shade,
         "shades": SHADES,
-        "recorded": {name: statistics.values(name) is not None for name in SHADES},
+        "recorded": {name: name in statistics.values for name in SHADES},
         "pair": pair,
         "pair_prompt": _folded(diff(prompt, pair.input_ids, _breaks(words)), words) if pair.exists and prompt else [],
         "pair_output": _folded(diff(output, pair.output_ids, _breaks(words)), words) if pair.exists and output else [],
@@ -142,7 +122,6 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         "pair_input": shown(pair.input_ids[-PAGE_TOKENS:], words, max(0, len(pair.input_ids) - PAGE_TOKENS))
         if pair.exists and not prompt
         else [],
-        "reasons": reasons(pair, last),
         "tokenizer": tokenizer,
         "known": bool(words),
         "link": lambda **changes: with_query(request, **changes),
@@ -186,55 +165,29 @@ def _history(pieces: Sequence[Row]) -> list[int]:
     return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
 
 
-def reasons(pair: ShownPair, turn: Row) -> list[str]:
-    """Describe the edits of a turn on its way to a pair, with reasons."""
-    if not pair.exists:
-        return []
-    row, lines = pair.row, []
-    edit = row["prompt_edit"] or "none"
-    if "spliced" in edit:
-        lines.append("Spliced: the teacher's steering was removed from the prompt; the student will not get it.")
-    if "stripped" in edit:
-        lines.append("Stripped: think blocks of earlier turns were removed from the prompt.")
-    if "joined" in edit:
-        lines.append("Joined: the prompt was continued from the turn before it.")
-    if row["think_removed"]:
-        lines.append(f"The output's think block was removed: {row['think_removed']} ids (strip-think).")
-    if row["capture"] == "retokenised":
-        lines.append("Retokenised: the ids were computed from recorded text, not captured from an engine.")
-    if turn["drift_at"] is not None:
-        lines.append(f"Drift: the captured prompt stops repeating the turn before it at position {turn['drift_at']}.")
-    if row["weight"] is None:
-        lines.append("The pair is in no data set: it was dropped after the pairs, or belongs to no training row.")
-    else:
-        weight = row["weight"] * (row["copies"] or 1)
-        lines.append(
-            f"Masked: the {len(pair.input_ids):,} ids of the prompt are not in the loss; the "
-            f"{len(pair.output_ids):,} ids of the output are, with weight {weight:g} ({row['split']})."
-        )
-    return lines
-
-
 def _statistics(
     queries: Queries, key: dict[str, str], agent: str, turn: Row, pair: ShownPair, output: Sequence[int]
 ) -> Statistics:
-    logprobs = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
-    policy = entropies = weights = None
+    values: dict[str, Sequence[float] | None] = dict.fromkeys(SHADES)
+    largest = dict[str, float]()
+    values["logprob"] = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
     if key["origin"] == "rl":
         row = queries.row("policy_statistics", rollout=key["rollout"], made_for=key["made_for"]) or {}
         policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
-        entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
-    influences = None
+        values["entropy"] = _part(row.get("entropies"), turn["outputs_before"], len(output))
+        values["ratio"] = ratios(values["logprob"], policy)
     if pair.exists and pair.row["weight"] is not None:
         place = {"agent": agent, "turn": turn["turn"]}
-        row = queries.row("influences", experiment=pair.experiment, rollout=key["rollout"], **place)
-        influences = _aligned(output, pair.output_ids, row["influences"]) if row else None
+        if row := queries.row("influences", experiment=pair.experiment, rollout=key["rollout"], **place):
+            values["influence"] = _aligned(output, pair.output_ids, row["influences"])
+            largest["influence"] = influence_scale(queries, pair.experiment)
         weight = pair.row["weight"] * (pair.row["copies"] or 1)
         weights = _aligned(output, pair.output_ids, [weight] * len(pair.output_ids))
-    totals = queries.kept_rows("loss_totals") if weights else []
-    highest = next((row["highest_weight"] for row in totals if row["experiment"] == pair.experiment), 0.0)
-    largest = influence_scale(queries, pair.experiment) if influences else 0.0
-    return Statistics(logprobs, policy, entropies, weights, highest, influences, largest)
+        values |= {"weight": weights, "label": [float(weight != 0) for weight in weights]}
+        totals = queries.kept_rows("loss_totals")
+        highest = (row["highest_weight"] for row in totals if row["experiment"] == pair.experiment)
+        largest["weight"] = next(highest, 0.0)
+    return Statistics({name: figures for name, figures in values.items() if figures is not None}, largest)
 
 
 def influence_scale(queries: Queries, experiment: str | None) -> float:
@@ -280,10 +233,8 @@ def shown(
     statistics: Statistics | None = None,
 ) -> list[Token]:
     """Return ids as tokens of the page, the first at `position`."""
-    values = statistics.values(shade) if statistics else None
-    known = {name: statistics.values(name) for name in SHADES} if statistics else {}
-    figures = {name: column for name, column in known.items() if column is not None}
-    top = (statistics.largest_influence if shade == "influence" else statistics.highest_weight) if statistics else 0.0
+    figures = statistics.values if statistics else {}
+    values, top = figures.get(shade), statistics.largest.get(shade, 0.0) if statistics else 0.0
     return [
         Token(
             text=words.get(number, f"[{number}]"),

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.folders import FOLDERS
+from etpi_assets.specs.section import SpecError
 from etpi_lab.analysis.findings import REINFORCED, ComparisonSide, Finding, FindingVerdict, Read, judge
 from etpi_lab.analysis.power import POWER, Size, planned, power_of, seeds_needed
 

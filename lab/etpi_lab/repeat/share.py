@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.section import SpecError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import etpi_tiny_bases
 from etpi_assets import tiny_bases as shipped_bases
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.specs.section import SpecError
 from etpi_lab.tiny_bases import recipe as tiny_base
 from etpi_lab.tiny_bases.worker import BaseWorkerResult
 from etpi_resources.chat.format import ChatFormat, load_chat_format

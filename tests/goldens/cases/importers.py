@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
+from etpi_assets.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
@@ -18,7 +18,7 @@ from etpi_resources.chat.format import load_chat_format
 from tests.goldens.folders import new_folder
 from tests.goldens.golden import case
 from tests.support import recorded_runs, rows, sessions
-from tests.support.rows import OTHERS, ROWS, called, write_lines
+from tests.support.rows import OTHERS, ROWS, called, detect, write_lines
 
 JUNK: list[Any] = [{"unknown": 1}, [1], "text", {"messages": []}, {"messages": [{"role": "user", "content": "Hi."}]}]
 """Rows that no format reads."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.conversation import Message, Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.generic import solo
-from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable
 from etpi_assets.trajectories.records import RolloutRecord
