@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import polars as pl
 
-from etpi.api.names import UnknownName
+from etpi.api.scan import UnknownName
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.links import experiment_page, view_url
 

@@ -13,8 +13,7 @@ import duckdb
 import polars as pl
 
 from etpi.api.experiment import Experiment
-from etpi.api.names import UnknownName
-from etpi.api.scan import ORIGINS, StoredTable
+from etpi.api.scan import ORIGINS, StoredTable, UnknownName
 from etpi_resources.lake import catalog, questions
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.links import experiment_page, view_url

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from etpi_assets.agent.actions import SUBMIT, after_think
 from etpi_assets.agent.contract import read_turn
 from etpi_assets.agent.interpreter import cell_command, cell_of, published_command
-from etpi_assets.agent.mailbox import Mailbox
-from etpi_assets.agent.observation import format_observation, format_summary
+from etpi_assets.agent.observation import Mailbox, format_observation, format_summary
 from etpi_assets.agent.patches import unified_diff
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.think import post_think_tokens, strip_think, think_tokens

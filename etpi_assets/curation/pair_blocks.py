@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.checks import judged
-from etpi_assets.curation import call_results, integrity, recorded_text
+from etpi_assets.curation import integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.integrity import STEERING_COLUMNS, steering_figures
@@ -108,7 +108,7 @@ class PairBuilder:
             "template": self._rendered_again(block, pairs) if native else check.figures(agents, pairs),
             "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
-            "results": call_results.result_figures(block["messages"], pairs),
+            "results": recorded_text.result_figures(block["messages"], pairs),
         }
 
     def _rendered_again(self, block: Mapping[str, pa.Table], pairs: pa.Table) -> dict[str, Any]:

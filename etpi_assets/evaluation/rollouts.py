@@ -21,8 +21,7 @@ import pyarrow as pa
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.checks import outcome, within
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect
-from etpi_assets.rollouts.executors import rollout_executor
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect, rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
 from etpi_assets.specs.harness import harness_difference

@@ -18,13 +18,11 @@ from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.planning.versions import judge_of
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
-from etpi_assets.rollouts.executors import rollout_executor
+from etpi_assets.rollouts import plan_first
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect, rollout_executor
 from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.models import accelerated
-from etpi_assets.rollouts.plan_first import rollout as plan_first
 from etpi_assets.rollouts.served_weights import same_weights
-from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
+from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, accelerated, make_engine
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family

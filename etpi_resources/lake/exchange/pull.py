@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from etpi_resources.lake import formats, moves
+from etpi_resources.lake import formats, store
 from etpi_resources.lake.exchange import journals
 from etpi_resources.lake.exchange.bucket import Bucket, Index, Unit, folder_name, object_key, ref_of, units_of
 from etpi_resources.lake.exchange.remote import (
@@ -85,7 +85,7 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
                 for kind, new in zip(_POINTERS, there[name], strict=True)
             ]
             texts = {path: (read_pointer(lake.root / path), new and new.text().encode()) for path, new in pointers}
-            moves.move(lake.root, texts, replaced)
+            store.move(lake.root, texts, replaced)
         shutil.rmtree(area)
         return result
 
