@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome
-from etpi_assets.curation.hits import OnHit, ignore
+from etpi_assets.checks import OnHit, ignore, outcome
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat

@@ -38,9 +38,8 @@ from etpi_assets.evaluation.rollouts import (
 from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.planning.versions import judge_of
 from etpi_assets.resources import serving_kind
-from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.judging import Judging
-from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
+from etpi_assets.scoring.behaviours import ScoringOptions, every_rollout_scored, score
+from etpi_assets.scoring.judging import Judging, one_judge
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec
 from etpi_assets.specs.rollout_set import AgentSection

@@ -13,10 +13,10 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.specs.plugins import plugin
 from etpi_assets.specs.rollout_set import ENGINE_KINDS, TINY, EngineSection
 from etpi_assets.tasks.family import Family
-from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
+from etpi_assets.worlds.arithmetic_tiny import ArithmeticSkill, ArithmeticTinyPolicy
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
-from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
+from etpi_assets.worlds.running_sum import RunningSumPolicy
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
