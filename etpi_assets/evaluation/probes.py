@@ -136,8 +136,7 @@ def prompt_parity(rendered: Mapping[str, Sequence[int]], trained: Mapping[str, S
         if list(rendered[source]) != list(ids)
     }
     first = next(iter(wrong.items()), None)
-    result = _share("prompt_parity", "train", len(trained), list(wrong), 1.0)
-    return replace(result, detail={**result.detail, "first_departure": first})
+    return _share("prompt_parity", "train", len(trained), list(wrong), 1.0, first_departure=first)
 
 
 def content_visible(prompt_set: str, prompts: Sequence[ProbePrompt], completions: Sequence[Completion]) -> ProbeResult:
@@ -174,8 +173,8 @@ def calls_round_trip(
         parsed = actions_of(message.get("content", ""), message.get("tool_calls"))
         if generated != parsed:
             wrong[prompt.source] = {"generated": generated, "parsed": parsed}
-    result = _share("calls_round_trip", prompt_set, len(prompts), list(wrong), 1.0)
-    return replace(result, detail={**result.detail, "first_difference": next(iter(wrong.items()), None)})
+    first = next(iter(wrong.items()), None)
+    return _share("calls_round_trip", prompt_set, len(prompts), list(wrong), 1.0, first_difference=first)
 
 
 def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: float) -> ProbeResult:
@@ -231,8 +230,7 @@ def parses(
         if read_turn(c.text, agent, form=form)[1] is not None or not c.text.strip()
     ]
     sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
-    result = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
-    return replace(result, detail={**result.detail, "first_unread": sample})
+    return _share("first_turn_parses", prompt_set, len(prompts), unread, floor, first_unread=sample)
 
 
 def messages_first(
@@ -276,11 +274,10 @@ def _why_equal(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"hint": hint, "gap": gap, "noise": noise, "gap_bound": detail.get("gap_bound", 0.0)}
 
 
-def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float) -> ProbeResult:
+def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float, **more: Any) -> ProbeResult:
     value = 1 - len(failed) / n if n else 0.0
-    return ProbeResult(
-        probe, prompt_set, n, value, not n or value >= floor, {"floor": floor, "failed": list(failed)[:5]}
-    )
+    detail = {"floor": floor, "failed": list(failed)[:5], **more}
+    return ProbeResult(probe, prompt_set, n, value, not n or value >= floor, detail)
 
 
 def _first_mismatch(left: Sequence[int], right: Sequence[int]) -> dict[str, Any]:
