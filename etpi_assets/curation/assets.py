@@ -152,7 +152,8 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             rollout_set = run.specs.get("rollout_set", name)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
-            repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in _with_repeats(chosen)}
+            shared = chosen.filter(pc.field("repeated").is_valid()).to_pylist()
+            repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in shared}
             factory = partial(pair_builder, run.specs, run.key, rollout_set, rollout_ids, by_id, section, repeated)
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
@@ -162,10 +163,6 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
     counted = _spooled(run, parts())
     offered = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     return _pairs_produced(run, section, counted, offered)
-
-
-def _with_repeats(selected: pa.Table) -> list[dict[str, Any]]:
-    return selected.filter(pc.field("repeated").is_valid()).select(["rollout_id", "repeated"]).to_pylist()
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
