@@ -542,7 +542,7 @@ def sql(
     The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
     variable of the query (docs/queries.md).
     """
-    from etpi.query import command, questions
+    from etpi.query import command
     from etpi_resources.lake.questions import Question
 
     if list_them:
@@ -553,8 +553,8 @@ def sql(
     elif query is None:
         return command.shell()
     else:
-        question = questions.find(query)
-    return command.run(question, questions.parse_values(values, question), "json" if as_json else format)
+        question = command.find(query)
+    return command.run(question, command.parse_values(values, question), "json" if as_json else format)
 
 
 @etpi.command()

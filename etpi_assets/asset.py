@@ -38,9 +38,8 @@ from etpi_assets.specs.load import Specs, spec_keys
 from etpi_resources.lake import older_names, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
-from etpi_resources.lake.parts import Parts
 from etpi_resources.lake.schemas import TABLES, empty
-from etpi_resources.lake.stored import Spooled, Stored
+from etpi_resources.lake.stored import Parts, Spooled, Stored
 from etpi_resources.process.locks import Held
 from etpi_resources.process.pool import ordered_map, workers_for
 from etpi_resources.process.progress import Progress

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from etpi_assets.graph import nearest
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
@@ -35,6 +35,7 @@ class CheckInfo:
         says: templates of messages, by case: "passes", "fails" (by default as "passes"), "idle" (nothing to decide), or
             another one of the check's function. A template may name figures, and "{passes}" and "{hint}".
         hints: what to do, by cause; "" for every other cause.
+        parts: sentences from which the check's function puts a message together (`part`).
     """
 
     catches: str
@@ -51,6 +52,7 @@ class CheckInfo:
     of: str = ""
     says: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fixed(self) -> float | None:
@@ -135,6 +137,11 @@ def outcome(
     return CheckOutcome(name, passed, message, info.blocking, figures)
 
 
+def part(name: str, key: str, **values: Any) -> str:
+    """Return a sentence of a check's `parts`."""
+    return _BY_NAME[name].parts[key].format_map(values)
+
+
 def measured(name: str, value: float, section: Any, figures: Mapping[str, Any], **values: Any) -> CheckOutcome:
     """Return the outcome of a gate whose value is compared with its floor or bound in the section `gates`, if set."""
     info = _BY_NAME[name]
@@ -164,3 +171,17 @@ def judged(name: str, counted: Mapping[str, Any], **values: Any) -> CheckOutcome
     cases, wrong = counted[info.of] if info.of else 1, counted.get(info.wrong, 0)
     words = {"share": percent(wrong / max(1, cases)), **shown, **values}
     return outcome(name, not wrong if cases else None, figures, **words)
+
+
+class OnHit(Protocol):
+    """Takes a fault that a check finds: its place (`rollout/agent/turn`, or a beginning of it), its kind, a detail, and
+    where it is.
+
+    `mark` is the number of an id of the conversation, or a text within it.
+    """
+
+    def __call__(self, place: str, kind: str, detail: str, mark: int | str | None = None) -> None: ...
+
+
+def ignore(place: str, kind: str, detail: str, mark: int | str | None = None) -> None:
+    """Take nothing: every check counts its faults, and only some callers take each."""

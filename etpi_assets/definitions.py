@@ -14,9 +14,8 @@ from pydantic import Field
 from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
-from etpi_assets.orchestration.jobs import build_jobs
+from etpi_assets.orchestration.jobs import build_jobs, schedules
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
-from etpi_assets.orchestration.schedule import schedules
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs

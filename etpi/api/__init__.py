@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from etpi.api.experiment import Dataset, Experiment
-from etpi.api.open_lake import OpenLake, load, open_lake
+from etpi.api.open_lake import Dataset, Experiment, OpenLake, load, open_lake
 
 __all__ = ["Dataset", "Experiment", "OpenLake", "load", "open_lake"]

@@ -7,12 +7,32 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from etpi.api.names import UnknownName
 from etpi_assets.graph import GRAPH, Node
+from etpi_assets.specs.plugins import near
 from etpi_resources.frames import to_frame
 from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.manifest import LakeError
 from etpi_resources.lake.parquet import storage_schema
 from etpi_resources.lake.schemas import TABLES
+
+MOST_LISTED = 30
+
+
+class UnknownName(LakeError, LookupError):
+    """A table, column, partition, report or variable that does not exist; the message names the nearest."""
+
+    @classmethod
+    def of(cls, what: str, name: str, known: Collection[str], remedy: str = "") -> UnknownName:
+        """Return the error for a name.
+
+        Args:
+            what: what kind of name it is, with an article: "a table".
+            remedy: a sentence to add.
+        """
+        listed = ", ".join(sorted(known)[:MOST_LISTED]) + (", ..." if len(known) > MOST_LISTED else "")
+        hint = near(str(name), sorted(known))
+        return cls(f"{name!r} is not {what}.{hint} There are: {listed or 'none'}.{' ' if remedy else ''}{remedy}")
+
 
 ORIGINS = {
     "raw_rollouts": "set", "scored_rollouts": "set", "eval_rollouts": "eval", "eval_metrics": "eval",

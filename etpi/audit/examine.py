@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
 from etpi.init.student import read_student
-from etpi_assets.curation import call_results, recorded_text
+from etpi_assets.curation import recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.id_rows import has_bodies, mask_faults
 from etpi_assets.curation.label_syntax import LabelSyntax
@@ -239,7 +239,7 @@ class Examiner:
             pairs.schema.get_field_index("capture"), "capture", pa.array(["retokenised"] * len(pairs), pa.string())
         )
         recorded_text.tool_figures(tables, rendered, None, self._chat, block.hit)
-        call_results.result_figures(tables["messages"], rendered, block.hit)
+        recorded_text.result_figures(tables["messages"], rendered, block.hit)
         block.report.call_tokens += sum(pairs["format_tokens"].to_pylist())
         turns = {key: (prompt, output) for key, prompt, output in iter_turns(pairs) if output is not None}
         chains = [chain for record in records for chain in self._of_record(record, turns, block)]

@@ -15,8 +15,8 @@ from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import FORMAT, NewSpec, quoted, rendered
 from etpi.run.console import say
-from etpi_assets.curation.call_results import unanswered
 from etpi_assets.curation.joins import Paths, join, paths_of
+from etpi_assets.curation.recorded_text import unanswered
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets

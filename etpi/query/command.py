@@ -10,10 +10,10 @@ from pathlib import Path
 
 import duckdb
 
-from etpi.query import output
-from etpi.query.questions import QueryError, Value
+from etpi.query import QueryError, output
 from etpi.run import columns
 from etpi_assets.specs.plugins import near
+from etpi_resources.inside import read_text
 from etpi_resources.lake.catalog import connect, default_path
 from etpi_resources.lake.questions import Question, reports
 
@@ -121,3 +121,55 @@ def find_shell() -> str:
             "`pip install duckdb-cli`, or give a query: etpi sql -c 'SELECT ...', etpi sql REPORT"
         )
     return program
+
+
+Value = str | int | float | bool
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+
+
+def find(name: str) -> Question:
+    """Return a report by its name, or a file of SQL.
+
+    Raises:
+        QueryError: there is neither; the message has the nearest reports.
+    """
+    known = reports()
+    if name in known:
+        return known[name]
+    path = Path(name).expanduser()
+    if path.is_file():
+        try:
+            return Question(name, read_text(path))
+        except (OSError, ValueError) as error:
+            raise QueryError(f"no SQL: {error}") from error
+    raise QueryError(f"there is no file and no report {name!r}.{near(name, known)} `etpi sql --list` shows the reports")
+
+
+def parse_values(pairs: tuple[str, ...], question: Question) -> dict[str, Value]:
+    """Return name -> value of arguments `name=value`.
+
+    A number or true or false is one; quotes force a text: rollout="'7'".
+
+    Raises:
+        QueryError: an argument has another form, or the question does not read the variable.
+    """
+    values: dict[str, Value] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise QueryError(f"{pair!r} is not of the form name=value")
+        if name not in question.variables:
+            reads = f"reads {', '.join(question.variables)}" if question.variables else "reads no variable"
+            raise QueryError(f"{question.name} has no variable {name!r}; it {reads}")
+        values[name] = _value(text)
+    return values
+
+
+def _value(text: str) -> Value:
+    if text in ("true", "false"):
+        return text == "true"
+    if match := _NUMBER.fullmatch(text):
+        return float(text) if match[2] else int(text)
+    quoted = len(text) > 1 and text[0] == text[-1] == "'"
+    return text[1:-1] if quoted else text

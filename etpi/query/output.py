@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from etpi.query.questions import QueryError
+from etpi.query import QueryError
 from etpi.run.columns import aligned, cell, shortened
 from etpi_assets.reports.markdown import markdown_table
 

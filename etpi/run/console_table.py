@@ -16,15 +16,8 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.links import experiment_page, view_url
 from etpi_resources.process.progress import clock
 
-_STATE_LABELS = {
-    "ok": "ok",
-    "missing": "missing",
-    "stale": "STALE",
-    "outdated": "OUTDATED",
-    "waiting": "waiting",
-    "blocked": "BLOCKED",
-    "invalid": "INVALID",
-}
+_USUAL = ("ok", "missing", "waiting")
+"""States in small letters; the others need a look."""
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
@@ -81,12 +74,9 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
 
     A step has its state, its reason, and the time that it took last; an error of a spec is shown once.
     """
-    counts: dict[str, int] = {}
-    for step in steps:
-        counts[step.state] = counts.get(step.state, 0) + 1
-    title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
-    usual = ("missing", "waiting")
-    shown = [s for s in steps if everything or (s.reason if s.state == "ok" else s.state not in usual)]
+    counts = Counter(step.state for step in steps)
+    title = f"{experiment}: " + ", ".join(f"{n} {_label(state)}" for state, n in counts.items())
+    shown = [s for s in steps if everything or (s.reason if s.state == "ok" else s.state not in _USUAL)]
     rows, errors = [], set[str]()
     for step in shown:
         took = f"took {clock(step.seconds)} last time" if step.seconds else ""
@@ -94,8 +84,12 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
         errors |= {step.reason} if step.state == "invalid" else set()
         kept = f"kept; --rebuild {step.asset} computes it again" if step.kept and step.state == "outdated" else ""
         facts = "; ".join(filter(None, [reason, kept, took]))
-        rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
+        rows.append(["", step.asset, step.key, _label(step.state), facts])
     return f"{title}\n{aligned(rows)}" if rows else title
+
+
+def _label(state: str) -> str:
+    return state if state in _USUAL else state.upper()
 
 
 def steps_json(name: str, steps: Sequence[Step]) -> dict[str, Any]:

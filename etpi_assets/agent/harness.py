@@ -31,7 +31,7 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.family import Role, Verdict
 from etpi_assets.trajectories.assemble import Role as Role_
 from etpi_assets.trajectories.assemble import assemble
-from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.capture.conversation import SystemRefused
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import EngineUnavailable
@@ -253,7 +253,7 @@ class HarnessLoop(AgentLoop):
         assembled = assemble(
             read_log(self.attempt.log.path),
             agent.role.instruction.strip(),
-            self._actions,
+            partial(read_actions, form=self.chat.tool_form),
             main=agent.record,
             trained=TRAINED[self.harness.helpers],
         )
@@ -264,9 +264,6 @@ class HarnessLoop(AgentLoop):
             tail = self.chat.tail_form(turn.prompt_ids or [])
             turn.think_tokens = think_tokens(turn.output_ids or [], self.chat, tail)
             turn.post_think_tokens = post_think_tokens(turn.output_ids or [], self.chat, tail)
-
-    def _actions(self, text: str, calls: Any) -> tuple[list[Action], str | None]:
-        return read_actions(text, calls, form=self.chat.tool_form)
 
 
 def require_installed(harness: HarnessSection) -> Path:

@@ -12,8 +12,6 @@ message, so after a compaction only the captured ids show the prompt that the mo
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from etpi_assets.agent.actions import SUBMIT, after_think
 from etpi_assets.agent.contract import read_turn
 from etpi_assets.agent.interpreter import cell_command, cell_of, published_command
-from etpi_assets.agent.mailbox import Mailbox
-from etpi_assets.agent.observation import format_observation, format_summary
+from etpi_assets.agent.observation import Mailbox, format_observation, format_summary
 from etpi_assets.agent.patches import unified_diff
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.think import post_think_tokens, strip_think, think_tokens
@@ -36,6 +33,7 @@ from etpi_assets.tasks.grading import grade
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import (
     CommandResult,
     EnvironmentUnavailable,
@@ -116,8 +114,7 @@ class RolloutRuntime:
 
 def rollout_id(task: Task, sample: int, spec_key: str) -> str:
     """Return 32 hex digits that depend on the task content, the sample and the spec alone."""
-    text = json.dumps([task.suite, task.task_id, task.content_hash, sample, spec_key])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return json_hash([task.suite, task.task_id, task.content_hash, sample, spec_key])[:32]
 
 
 def run_rollout(

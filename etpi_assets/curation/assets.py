@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,13 +17,13 @@ from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.checks import judged
 from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
-from etpi_assets.curation.dataset_blocks import DatasetFactory, plan
+from etpi_assets.curation.dataset_blocks import dataset_builder, plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.pair_blocks import (
-    PairFactory,
     label_checks,
     label_syntax,
     of_rollouts,
+    pair_builder,
     spread,
     steering_leaks,
 )
@@ -151,8 +152,9 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             rollout_set = run.specs.get("rollout_set", name)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
-            repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in _with_repeats(chosen)}
-            factory = PairFactory(run.specs, run.key, rollout_set, rollout_ids, by_id, section, repeated)
+            shared = chosen.filter(pc.field("repeated").is_valid()).to_pylist()
+            repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in shared}
+            factory = partial(pair_builder, run.specs, run.key, rollout_set, rollout_ids, by_id, section, repeated)
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
@@ -161,10 +163,6 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
     counted = _spooled(run, parts())
     offered = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     return _pairs_produced(run, section, counted, offered)
-
-
-def _with_repeats(selected: pa.Table) -> list[dict[str, Any]]:
-    return selected.filter(pc.field("repeated").is_valid()).select(["rollout_id", "repeated"]).to_pylist()
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
@@ -267,7 +265,7 @@ def upweighted_dataset(
     rule = upweight.RowRule(spec.dataset, frozenset(heldout["task_id"].to_pylist()), limit)
     planned = plan(pairs, rule)
     most = lengths.merge_limit(spec.dataset, limit, planned.longest)
-    factory = DatasetFactory(pairs, rule, planned.validate, most)
+    factory = partial(dataset_builder, pairs, rule, planned.validate, most)
     named = ((f"{block.start:010}", block) for block in planned.blocks)
     figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
     tables = {name: run.spooled(name) for name in run.node.tables}

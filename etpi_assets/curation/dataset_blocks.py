@@ -24,23 +24,16 @@ _COLUMNS = ["rollout_id", "agent_id", "metadata", "input_tokens", "output_ids"]
 
 
 @dataclass(frozen=True)
-class Block:
-    """The pairs [start, stop)."""
-
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class DatasetPlan:
     """Settings that all blocks of a data set share.
 
     Attributes:
+        blocks: the numbers of the pairs of each.
         longest: tokens of the longest row.
         validate: the repositories or conversations to validate on.
     """
 
-    blocks: Sequence[Block]
+    blocks: Sequence[range]
     longest: int
     validate: frozenset[str | None]
 
@@ -102,7 +95,7 @@ def _rows(pairs: Rows) -> Iterator[tuple[str, str, str, int, int]]:
         yield from zip(*(column.to_pylist() for column in (*batch.columns[:4], outputs)), strict=True)
 
 
-def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[Block]:
+def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[range]:
     """Yield the blocks: the fewest agents that have `BLOCK_ROWS` pairs and end between two groups.
 
     If the samples of many tasks alternate, a block ends at `OPEN_TOKENS` tokens; samples in different blocks share no
@@ -115,45 +108,39 @@ def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[Block]:
         tokens += agent.tokens
         reach = max(reach, last.get(agent.group, at))
         if (stop - start >= BLOCK_ROWS and reach <= at) or tokens > OPEN_TOKENS:
-            yield Block(start, stop)
+            yield range(start, stop)
             start, tokens = stop, 0
     if stop > start or not agents:
-        yield Block(start, stop)
+        yield range(start, stop)
 
 
 COLUMNS = [*upweight.COLUMNS, "input_tokens", "format_tokens"]
 """The columns of pairs that a data set is built from."""
 
 
-@dataclass(frozen=True)
-class DatasetFactory:
-    """Inputs from which a worker process builds the blocks of a data set.
+def dataset_builder(
+    pairs: Stored, rule: RowRule, validate: frozenset[str | None], max_tokens: int
+) -> Callable[[range], dict[str, pa.Table]]:
+    """Return the function that builds a block in a worker process; it reads the block's pairs itself.
 
-    Attributes:
+    It returns {"dataset_rows", "sequences", "dropped", "figures"}.
+
+    Args:
         validate: the units to validate on, of `DatasetPlan`.
         max_tokens: the longest sequence.
     """
+    ranges, section = RowRanges(pairs.name, pairs.paths, COLUMNS), rule.section
 
-    pairs: Stored
-    rule: upweight.RowRule
-    validate: frozenset[str | None]
-    max_tokens: int
-
-    def __call__(self) -> Callable[[Block], dict[str, pa.Table]]:
-        """Return the function that builds a block; it reads the block's pairs itself."""
-        ranges = RowRanges(self.pairs.name, self.pairs.paths, COLUMNS)
-        return lambda block: self.build(ranges.read(block.start, block.stop), block.start)
-
-    def build(self, pairs: pa.Table, first: int) -> dict[str, pa.Table]:
-        """Return {"dataset_rows", "sequences", "dropped", "figures"} of a block's pairs, the first of which has the
-        number `first` among all."""
-        section = self.rule.section
-        weighed = upweight.weigh_pairs(pairs, self.rule)
-        rows = upweight.with_split(weighed["dataset_rows"], section, self.validate)
-        rows, sequences = merge.merge(rows, pairs, self.max_tokens, merged=section.merge)
+    def build(block: range) -> dict[str, pa.Table]:
+        of_block = ranges.read(block.start, block.stop)
+        weighed = upweight.weigh_pairs(of_block, rule)
+        rows = upweight.with_split(weighed["dataset_rows"], section, validate)
+        rows, sequences = merge.merge(rows, of_block, max_tokens, merged=section.merge)
         tables = {"dataset_rows": rows, "sequences": sequences, "dropped": weighed["dropped"]}
-        figures = _figures(pairs, first, **tables)
+        figures = _figures(of_block, block.start, **tables)
         return {**tables, "figures": pa.table({"json": [json.dumps(figures)]})}
+
+    return build
 
 
 def _figures(

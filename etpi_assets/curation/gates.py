@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.checks import measured, outcome
+from etpi_assets.scoring.behaviours import AGENT_RATES, PAIR_RATES
 from etpi_assets.scoring.intervals import Estimate, decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
@@ -26,16 +27,8 @@ from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.lake.stored import Rows, batches
 
 _SHOWN = 3
-_PAIR_RATES = ("plan_first", "plan_content", "solved", "plan_first_published", "plan_content_published")
-_AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5", "follow_through_published")
-AGENT_COLUMNS = ["rollout_id", *_AGENT_RATES, "plan_entities"]
-SCORE_COLUMNS = [
-    "rollout_id",
-    "infrastructure_error",
-    "exit_status",
-    "reward",
-    *(name for name in _PAIR_RATES if name != "solved"),
-]
+AGENT_COLUMNS = ["rollout_id", *AGENT_RATES, "plan_entities"]
+SCORE_COLUMNS = ["rollout_id", "infrastructure_error", "exit_status", "reward", *PAIR_RATES]
 """The columns that gates read of `agent_scores` and `scores`."""
 _NGRAM = 6
 _COMMON = 0.9
@@ -63,7 +56,7 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     Raises:
         ValueError: `gates.teacher` names a metric that is not measured.
     """
-    known = (*_PAIR_RATES, *_AGENT_RATES)
+    known = (*PAIR_RATES[:2], "solved", *PAIR_RATES[2:], *AGENT_RATES)
     if unknown := sorted(set(section.teacher) - set(known)):
         raise ValueError(f"gates.teacher.{unknown[0]}: no such metric; there are {list(known)}")
     runs = {row["rollout_id"]: row for row in rollouts.select(["rollout_id", "task_id", "teacher"]).to_pylist()}
@@ -73,7 +66,7 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     verdicts, passed = [], True
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
-        rows = agents if metric in _AGENT_RATES else counted
+        rows = agents if metric in AGENT_RATES else counted
         pairs_of: dict[str, list[tuple[float, str]]] = {}
         for row in rows:
             name = row["rollout_id"]

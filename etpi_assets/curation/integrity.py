@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome
+from etpi_assets.checks import outcome, part
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
@@ -379,18 +379,14 @@ def heldout_outcome(
     tasks = set(counted["tasks"])
     for repo, split in counted["splits"]:
         splits_of.setdefault(repo, set()).add(split)
-    problems = []
-    if leaked := sorted(repo for repo in splits_of if repo in set(heldout_repos)):
-        problems.append(
-            f"held-out repositories {leaked} are in it: add them to select.exclude_repos or split by repository"
-        )
-    if in_tasks := sorted(str(task) for task in tasks & set(heldout_tasks)):
-        problems.append(f'held-out tasks are in it, first {in_tasks[:_SHOWN]}: set the rollout set\'s split = "train"')
     both = sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1)
-    if both and val_by == "repository":
-        problems.append(f"{both} are in train and in val: materialize upweighted_dataset again")
-    if None in splits_of:
-        problems.append("rows without a repository cannot be held out: name it in the rollout set's options.repo")
+    found = {
+        "repositories": sorted(repo for repo in splits_of if repo in set(heldout_repos)),
+        "tasks": sorted(str(task) for task in tasks & set(heldout_tasks))[:_SHOWN],
+        "both": both if val_by == "repository" else [],
+        "unknown": [repo for repo in splits_of if repo is None],
+    }
+    problems = [part("heldout_split", name, found=names) for name, names in found.items() if names]
     figures = {
         "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in splits_of.items()},
         "heldout_repos": sorted(heldout_repos),

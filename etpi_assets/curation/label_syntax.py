@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
-from etpi_assets.curation.hits import OnHit, ignore
+from etpi_assets.checks import OnHit, ignore, part
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.specs.experiment import GatesSection
@@ -38,6 +39,8 @@ _RENDERED = 50
 
 _NAME = "label_syntax"
 _REFUSED = "refused_by_template"
+_ALSO = ("rendered", "calls_without_tools", "calls_unshown", "not_offered", "prose_lost")
+"""The counts of `Findings` that a message names where they are not 0."""
 
 
 @dataclass
@@ -106,59 +109,29 @@ class LabelSyntax:
         """Return the verdict over the figures of all rollouts, summed by `merged` of `trajectories.rollout_checks`."""
         form = self._form.name if self._form else None
         counted, faults, examples = Counter(findings["counted"]), findings["faults"], findings["examples"]
-        lost = sum(findings["lost_endings"].values())
-        finished = counted["finished"]
+        lost, finished, strange = sum(findings["lost_endings"].values()), counted["finished"], counted["not_offered"]
         figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **faults}
-        problems = [f"{n} labels {kind}, first {examples[kind][:_SHOWN]}" for kind, n in faults.items()]
-        endings = ""
+        shown = {**dict.fromkeys(_ALSO, 0), "labels": 0, "with_calls": 0, **counted}
+        say = partial(part, _NAME, form=form, bound=self._turns_lost, **shown)
+        problems = [say("fault", n=n, kind=kind, first=examples[kind][:_SHOWN]) for kind, n in faults.items()]
+        endings = []
         if finished and lost / finished > self._turns_lost:
-            refused = examples.get(_REFUSED)
-            endings = (
-                f"The last turn of {lost} of {finished} finished conversations is dropped "
-                f"({listed_with_keys(findings['lost_endings'])}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
-                "student would not learn to stop."
-            )
-            endings += (
-                f" {refused[0]}. Change those conversations, or use another base.chat_template." if refused else ""
-            )
-        calling, strangers = counted["with_calls"], counted["not_offered"]
-        if strangers and strangers > self._turns_lost * calling:
+            endings = [say("endings", lost=lost, reasons=listed_with_keys(findings["lost_endings"]))]
+            endings += [say("refused", first=first) for first in examples.get(_REFUSED, ())[:1]]
+        if strange and strange > self._turns_lost * counted["with_calls"]:
             named = listed(dict(Counter(findings["not_offered"]).most_common(_SHOWN)))
-            problems.append(
-                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer ({named}; "
-                f"bound {self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
-            )
+            problems.append(say("strange", named=named))
         if self._parser and self._form and self._parser not in self._form.servers and counted["in_form"]:
             readers = " or ".join(map(repr, self._form.servers)) or "none of vLLM's"
-            problems.insert(
-                0,
-                f"serving.options has tool-call-parser = {self._parser!r}, which does not read {form}; {readers} does",
-            )
+            problems.insert(0, say("parser", parser=self._parser, readers=readers))
         if self._unknown and (counted["with_calls"] or findings["tools_shown"]):
             problems.insert(0, self._unknown)
         if problems or endings:
-            syntax = (
-                f"{'; '.join(problems)}. The prompts ask for {form or 'an unknown syntax'}, which serving parses. "
-                "Import structured calls (`tool_calls`) so that the template writes them, or use the "
-                "base.chat_template whose syntax the rollouts have."
-            )
-            message = " ".join(filter(None, (syntax if problems else "", endings)))
-            return CheckOutcome(_NAME, False, message, figures=figures)
-        labels, calls, bare = (counted[name] for name in ("labels", "with_calls", "calls_without_tools"))
-        message = f"{labels} labels end their turn; {calls} contain calls, and {form} parses all of them."
-        if counted["rendered"]:
-            message += f" {counted['rendered']} are equal to the template's own rendering."
-        if bare:
-            message += f" {bare} contain calls although their prompts offer no tools: see pairs.tools."
-        if unshown := counted["calls_unshown"]:
-            message += f" {unshown} call tools that the template does not write into the prompt."
-        if strangers:
-            message += f" {strangers} call tools that their prompts do not offer."
-        if lost_prose := counted["prose_lost"]:
-            message += (
-                f" {lost_prose} lack the text beside their calls, which the template does not write before a call."
-            )
-        return CheckOutcome(_NAME, True, message, figures=figures)
+            syntax = say("syntax", problems="; ".join(problems), syntax=form or "an unknown syntax")
+            message = " ".join([*([syntax] if problems else []), *endings])
+        else:
+            message = " ".join([say("read"), *(say(name) for name in _ALSO if counted[name])])
+        return CheckOutcome(_NAME, not (problems or endings), message, figures=figures)
 
     def _check_label(
         self,

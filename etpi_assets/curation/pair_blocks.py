@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.checks import judged
-from etpi_assets.curation import call_results, integrity, recorded_text
+from etpi_assets.curation import integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.integrity import STEERING_COLUMNS, steering_figures
@@ -108,7 +108,7 @@ class PairBuilder:
             "template": self._rendered_again(block, pairs) if native else check.figures(agents, pairs),
             "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
-            "results": call_results.result_figures(block["messages"], pairs),
+            "results": recorded_text.result_figures(block["messages"], pairs),
         }
 
     def _rendered_again(self, block: Mapping[str, pa.Table], pairs: pa.Table) -> dict[str, Any]:
@@ -146,34 +146,29 @@ def label_checks(
     ]
 
 
-@dataclass(frozen=True)
-class PairFactory:
-    """Inputs from which a worker process creates the `PairBuilder` of a rollout set.
+def pair_builder(
+    specs: Specs,
+    experiment: str,
+    rollout_set: RolloutSetSpec,
+    rollout_ids: Sequence[str],
+    tasks: Mapping[str, Task],
+    section: PairsSection,
+    repeated: Mapping[str, Mapping[str, Sequence[int]]],
+) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
+    """Return `PairBuilder.build` of a rollout set, in a worker process.
 
-    Attributes:
+    Args:
         specs, experiment: all specs, as loaded at the start of the run, and the name of the experiment.
         rollout_ids: the selected rollouts of the set.
     """
-
-    specs: Specs
-    experiment: str
-    rollout_set: RolloutSetSpec
-    rollout_ids: Sequence[str]
-    tasks: Mapping[str, Task]
-    section: PairsSection
-    repeated: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
-
-    def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
-        """Return `PairBuilder.build`."""
-        spec, section = self.specs.experiments[self.experiment], self.section
-        chat = student_format(spec)
-        tools = tool_schemas(self.rollout_set.agent.tools if section.capture == "native" else section.tools)
-        comparable = section.capture == "retokenised" and _same_form(self.rollout_set, chat)
-        compared = frozenset(spread(self.rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
-        prompts = DefaultPrompts(self.specs, spec, self.rollout_set, self.tasks, tools)
-        kwargs = spec.serving.template_kwargs
-        syntax = label_syntax(spec)
-        return PairBuilder(section, chat, kwargs, tools, compared, prompts, syntax, self.repeated).build
+    spec = specs.experiments[experiment]
+    chat = student_format(spec)
+    tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
+    comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
+    compared = frozenset(spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
+    prompts = DefaultPrompts(specs, spec, rollout_set, tasks, tools)
+    kwargs = spec.serving.template_kwargs
+    return PairBuilder(section, chat, kwargs, tools, compared, prompts, label_syntax(spec), repeated).build
 
 
 def label_syntax(spec: ExperimentSpec) -> LabelSyntax:

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from etpi_assets.checks import outcome
-from etpi_assets.curation.hits import OnHit, ignore
+from etpi_assets.checks import OnHit, ignore, outcome
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import conversation

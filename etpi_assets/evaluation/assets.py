@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from etpi_assets.agent.loop import RolloutRuntime
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.checks import outcome
 from etpi_assets.curation.gates import apply_overrides
@@ -27,7 +28,6 @@ from etpi_assets.evaluation.probe_plan import (
     probe_intermediate,
 )
 from etpi_assets.evaluation.rollouts import (
-    EvaluationSetting,
     checkpoint_rows,
     conditions,
     every_condition_ran,
@@ -35,12 +35,10 @@ from etpi_assets.evaluation.rollouts import (
     infrastructure_held,
     roll_out,
 )
-from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.planning.versions import judge_of
 from etpi_assets.resources import serving_kind
-from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.judging import Judging
-from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
+from etpi_assets.scoring.behaviours import ScoringOptions, every_rollout_scored, score
+from etpi_assets.scoring.judging import Judging, one_judge
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec
 from etpi_assets.specs.rollout_set import AgentSection
@@ -54,11 +52,19 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
-from etpi_resources.lake.lake import LakeError
+from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.lake.older_names import older_folders
 from etpi_resources.lake.schemas import empty, from_rows
-from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
+from etpi_resources.trainers.contracts import (
+    BlameWorkerConfig,
+    BlameWorkerResult,
+    Tracker,
+    TrackerWorkerConfig,
+    TrackerWorkerResult,
+)
 from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.trackers import tracking_of
+from etpi_resources.trainers.workers.tracker_worker import MODULE
 
 NOTHING = "the experiment trains or evaluates nothing"
 
@@ -101,7 +107,9 @@ def serving_probe(
             rows += [result.row(checkpoint.identity, checkpoint.role, checkpoint.seed, step) for result in results]
     table = from_rows("probes", rows)
     checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
-    return Produced(tables={"probes": table}, checks=checks, notes=_served_by(spec), seeds=spec.seeds)
+    return Produced(
+        tables={"probes": table}, checks=checks, notes={"serving_engine": serving_kind(spec.serving)}, seeds=spec.seeds
+    )
 
 
 @asset(
@@ -132,9 +140,10 @@ def eval_rollouts(
     proving = Proving(
         run, section.suite, read_tasks(run.read("tasks", "tasks", section.suite), section.split), section.tasks
     )
-    setting, planned = _setting(run, spec, proving), [(*c, x) for c in served for x in conditions(section, c[0])]
-    records = _roll_out(run, spec, section, len(planned) * proving.expected, setting)
-    tables = to_tables(records, setting.chat.decode)
+    planned = [(*c, x) for c in served for x in conditions(section, c[0])]
+    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
+    records = _roll_out(run, spec, section, len(planned) * proving.expected, proving, chat)
+    tables = to_tables(records, chat.decode)
     tables["quarantined"] = rejected_table(proving.rejected, run.node.name)
     count = len(proving.tasks)
     expected = {(role, seed, x.decoding, x.sample_seed): count for role, seed, x in planned}
@@ -155,7 +164,7 @@ def eval_rollouts(
             ),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
-        notes=_served_by(spec),
+        notes={"serving_engine": serving_kind(spec.serving)},
         seeds=section.sample_seeds,
     )
 
@@ -169,15 +178,13 @@ def _exits(rollouts: pa.Table) -> dict[str, dict[str, int]]:
 
 
 def _roll_out(
-    run: AssetRun,
-    spec: ExperimentSpec,
-    section: EvaluateSection,
-    rollouts: int,
-    setting: EvaluationSetting,
+    run: AssetRun, spec: ExperimentSpec, section: EvaluateSection, rollouts: int, tasks: Proving, chat: ChatFormat
 ) -> list[RolloutRecord]:
-    """Roll out every checkpoint under every condition on the tasks of a setting."""
+    """Roll out every checkpoint under every condition on the tasks."""
     journals = run.lake.scratch(f"evaluations/{run.stored_name}")
     older = older_folders(journals.parent) if run.reuses_older else []
+    name, sandboxes = run.specs.suites[tasks.suite].family, run.resources.sandboxes(spec.serving.sandbox)
+    family, judge, kwargs = load_family(name), judge_of(name), spec.serving.served_kwargs()
     records = []
     with (
         run.progress("held-out rollouts", rollouts) as progress,
@@ -185,12 +192,13 @@ def _roll_out(
     ):
         for first in range(0, len(evaluated), serving.at_once):
             with ExitStack() as stack:
-                served = [
-                    (checkpoint, stack.enter_context(serving.engine(checkpoint)), conditions(section, checkpoint.role))
-                    for checkpoint in evaluated[first : first + serving.at_once]
-                ]
+                served = []
+                for checkpoint in evaluated[first : first + serving.at_once]:
+                    engine = stack.enter_context(serving.engine(checkpoint))
+                    runtime = RolloutRuntime(family, engine, sandboxes, chat, kwargs, judge)
+                    served.append((checkpoint, runtime, conditions(section, checkpoint.role)))
                 advance, log = progress.advance, run.log
-                records += roll_out(served, setting, journals, older, experiment=run.key, advance=advance, log=log)
+                records += roll_out(served, tasks, journals, older, experiment=run.key, advance=advance, log=log)
     return records
 
 
@@ -346,18 +354,6 @@ def _blame_by(
     return run.parts.get(name, compute)
 
 
-def _setting(run: AssetRun, spec: ExperimentSpec, tasks: Proving) -> EvaluationSetting:
-    family = run.specs.suites[tasks.suite].family
-    return EvaluationSetting(
-        tasks=tasks,
-        family=load_family(family),
-        sandboxes=run.resources.sandboxes(spec.serving.sandbox),
-        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
-        template_kwargs=spec.serving.served_kwargs(),
-        judge=judge_of(family),
-    )
-
-
 def _plan(
     run: AssetRun, spec: ExperimentSpec, chat: ChatFormat, upweighted_dataset: Input, tito_pairs: Input, tasks: Input
 ) -> ProbePlan:
@@ -408,10 +404,6 @@ def _expected(serving: Serving, checkpoint: Checkpoint) -> ExpectedServing:
     return ExpectedServing(name, folder, content_hash or "", verifiable=verifiable)
 
 
-def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
-    return {"serving_engine": serving_kind(spec.serving)}
-
-
 @contextmanager
 def _serving(
     run: AssetRun, spec: ExperimentSpec, chosen: Callable[[dict[str, Any]], bool] = lambda row: True
@@ -434,3 +426,34 @@ def _serving(
     context = spec.evaluate.longest_context() if spec.evaluate else None
     with closing(run.resources.serving(spec.serving, chat, checkpoints, context)) as serving:
         yield serving, checkpoints
+
+
+def report_metrics(
+    lake: Lake, experiment: str, report_to: tuple[Tracker, ...], metrics: pa.Table, log: Callable[[str], None]
+) -> None:
+    """Report the rows of `metrics` that are pooled over seeds, "<role>/<decoding>/<metric>" each.
+
+    A failure is logged as a warning: the metrics are in the lake, and no tracker makes an evaluation fail.
+    """
+    tracking = tracking_of(lake, report_to, f"{experiment}-eval")
+    if tracking is None or not (values := pooled(metrics)):
+        return
+    folder = lake.scratch("trackers") / experiment
+    lines: list[str] = []
+    try:
+        config = TrackerWorkerConfig(tracking=tracking, values=values)
+        done = run_worker(MODULE, config, folder, TrackerWorkerResult, echo=lines.append)
+    except Exception as error:  # see above
+        log(f"WARNING: the metrics of {experiment} were not reported to {', '.join(report_to)}: {error}")
+    else:
+        log(f"{len(values)} metrics reported to {', '.join(report_to)} as {done.run_name}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def pooled(metrics: pa.Table) -> dict[str, float]:
+    """Return {"role/decoding/metric": value} of the rows pooled over seeds that have a value."""
+    return {
+        "/".join(row[name] or "-" for name in ("checkpoint_role", "decoding", "metric")): row["value"]
+        for row in metrics.to_pylist()
+        if row["seed"] is None and row["value"] is not None
+    }

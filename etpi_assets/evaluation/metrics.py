@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
+from etpi_assets.scoring.behaviours import AGENT_RATES, PAIR_RATES
 from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import MetricsSection, Threshold
@@ -20,8 +22,6 @@ from etpi_resources.lake.schemas import from_rows
 GroupKey = tuple[str, int | None, str]
 """(checkpoint role, seed or None for the pooled rows, decoding)."""
 
-PAIR_RATES = ("plan_first", "plan_content", "plan_first_published", "plan_content_published")
-AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5", "follow_through_published")
 TURN_MEANS = {"think_tokens_per_turn": "think_tokens", "output_tokens_per_turn": "output_tokens"}
 """Metric -> the column of `agent_scores` whose total is divided by the number of turns."""
 MEANS = (*TURN_MEANS, "post_think_tokens_per_turn", "turns_per_agent")
@@ -216,7 +216,7 @@ def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence
         threshold, measured = section.thresholds.get(metric), in_reading(metric, section.reading)
         if threshold is None or not rows:
             nothing = "no threshold is set." if threshold is None else "no trained checkpoint was evaluated."
-            outcomes.append(CheckOutcome.not_applicable(name, nothing))
+            outcomes.append(outcome(name, None, nothing=nothing))
             continue
         for row in rows:
             if row["metric"] != measured:
@@ -228,6 +228,6 @@ def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence
             label += " as published" if measured != metric else ""
             sentences.append(f"{label}: {sentence}")
             figures[label] = row["value"]
-        message = "; ".join(sentences) or f"{measured} was not measured on any rollout; remove it from the thresholds"
-        outcomes.append(CheckOutcome(name, passed and bool(sentences), message, blocking=False, figures=figures))
+        case, passed = "" if sentences else "unmeasured", passed and bool(sentences)
+        outcomes.append(outcome(name, passed, figures, case=case, sentences="; ".join(sentences), measured=measured))
     return outcomes

@@ -23,7 +23,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import ToolForm
-from etpi_resources.engines import Engine, ServerEngine
+from etpi_resources.engines import Completion, Engine, ServerEngine
 
 T = TypeVar("T")
 
@@ -148,8 +148,7 @@ def probe_final(
     Returns:
         The results, and the base's turns on the train prompts: those given, or the checkpoint's own if it is the base.
     """
-    agent, section = plan.agent, plan.section
-    turns = probes.first_turns(engine, plan.train, agent.max_tokens)
+    turns = probes.first_turns(engine, plan.train, plan.agent.max_tokens)
     rendered = {p.source: p.ids for p in plan.train}
     results = []
     if isinstance(engine, ServerEngine):
@@ -159,24 +158,20 @@ def probe_final(
     results += [
         probes.served_name(engine, expected.content_hash),
         probes.ids_returned("train", plan.train, turns),
-        probes.parses("train", plan.train, turns, section.min_parse, agent, plan.form),
-        probes.messages_first("train", turns, agent, plan.form),
+        *_acting("train", plan.train, turns, plan),
     ]
     if plan.heldout:
-        unseen = probes.first_turns(engine, plan.heldout, agent.max_tokens)
-        results += [
-            probes.ids_returned("heldout", plan.heldout, unseen),
-            probes.parses("heldout", plan.heldout, unseen, section.min_parse, agent, plan.form),
-            probes.messages_first("heldout", unseen, agent, plan.form),
-        ]
+        unseen = probes.first_turns(engine, plan.heldout, plan.agent.max_tokens)
+        results += [probes.ids_returned("heldout", plan.heldout, unseen)]
+        results += _acting("heldout", plan.heldout, unseen, plan)
     if not trained:
         # In another order, so that batches have other contents.
-        again = probes.first_turns(engine, plan.train[::-1], agent.max_tokens)[::-1]
+        again = probes.first_turns(engine, plan.train[::-1], plan.agent.max_tokens)[::-1]
         return results, BaseTurns(turns, again)
     if plan.trained_ids is not None:
         results.append(probes.prompt_parity(rendered, plan.trained_ids))
     if base is not None:
-        results.append(probes.differs_from_base(turns, base, section.min_differs))
+        results.append(probes.differs_from_base(turns, base, plan.section.min_differs))
     return results, base
 
 
@@ -202,7 +197,14 @@ def probe_intermediate(engine: Engine, plan: ProbePlan) -> list[ProbeResult]:
     if not plan.heldout:
         return []
     unseen = probes.first_turns(engine, plan.heldout, plan.agent.max_tokens)
+    return _acting("heldout", plan.heldout, unseen, plan)
+
+
+def _acting(
+    prompt_set: str, prompts: Sequence[ProbePrompt], turns: Sequence[Completion], plan: ProbePlan
+) -> list[ProbeResult]:
+    """Probe how first turns act."""
     return [
-        probes.parses("heldout", plan.heldout, unseen, plan.section.min_parse, plan.agent, plan.form),
-        probes.messages_first("heldout", unseen, plan.agent, plan.form),
+        probes.parses(prompt_set, prompts, turns, plan.section.min_parse, plan.agent, plan.form),
+        probes.messages_first(prompt_set, turns, plan.agent, plan.form),
     ]

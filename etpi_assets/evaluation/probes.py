@@ -15,28 +15,17 @@ from typing import Any
 
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.contract import read_turn
+from etpi_assets.checks import CHECKS, outcome
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
 
-SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
-"""The probes that only run if the engine is a server."""
-
 DEFAULT = AgentSection()
 
 LEAST_GAP = 3e-3
 """Mean difference of log-probabilities, in nats a token, below which two turns are never different."""
-
-_NO_PROMPTS = (
-    "there is no prompt to probe with: the training data have no first turn that acts, or nothing is held out."
-)
-_NOTHING_TO_PROBE = {
-    **dict.fromkeys(SERVER_PROBES, "the engine runs in this process and has no template or parsers of its own."),
-    "prompt_parity": "no task of the training data is in a suite, so serving renders no prompt of training.",
-    "differs_from_base": "the base was not probed, or there is no prompt to compare on.",
-}
 
 
 @dataclass(frozen=True)
@@ -82,18 +71,8 @@ class ProbeResult:
 
     def row(self, checkpoint_id: str, role: str, seed: int | None, step: int | None = None) -> dict[str, Any]:
         """Return the row of the `probes` table; `step` is None for a final checkpoint."""
-        return {
-            "checkpoint_id": checkpoint_id,
-            "role": role,
-            "seed": seed,
-            "step": step,
-            "probe": self.probe,
-            "prompt_set": self.prompt_set,
-            "n": self.n,
-            "value": self.value,
-            "passed": self.passed,
-            "detail": json.dumps(self.detail, sort_keys=True),
-        }
+        checkpoint = {"checkpoint_id": checkpoint_id, "role": role, "seed": seed, "step": step}
+        return {**vars(self), **checkpoint, "detail": json.dumps(self.detail, sort_keys=True)}
 
 
 def first_turns(engine: Engine, prompts: Sequence[ProbePrompt], max_tokens: int) -> list[Completion]:
@@ -157,8 +136,7 @@ def prompt_parity(rendered: Mapping[str, Sequence[int]], trained: Mapping[str, S
         if list(rendered[source]) != list(ids)
     }
     first = next(iter(wrong.items()), None)
-    result = _share("prompt_parity", "train", len(trained), list(wrong), 1.0)
-    return replace(result, detail={**result.detail, "first_departure": first})
+    return _share("prompt_parity", "train", len(trained), list(wrong), 1.0, first_departure=first)
 
 
 def content_visible(prompt_set: str, prompts: Sequence[ProbePrompt], completions: Sequence[Completion]) -> ProbeResult:
@@ -195,8 +173,8 @@ def calls_round_trip(
         parsed = actions_of(message.get("content", ""), message.get("tool_calls"))
         if generated != parsed:
             wrong[prompt.source] = {"generated": generated, "parsed": parsed}
-    result = _share("calls_round_trip", prompt_set, len(prompts), list(wrong), 1.0)
-    return replace(result, detail={**result.detail, "first_difference": next(iter(wrong.items()), None)})
+    first = next(iter(wrong.items()), None)
+    return _share("calls_round_trip", prompt_set, len(prompts), list(wrong), 1.0, first_difference=first)
 
 
 def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: float) -> ProbeResult:
@@ -252,8 +230,7 @@ def parses(
         if read_turn(c.text, agent, form=form)[1] is not None or not c.text.strip()
     ]
     sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
-    result = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
-    return replace(result, detail={**result.detail, "first_unread": sample})
+    return _share("first_turn_parses", prompt_set, len(prompts), unread, floor, first_unread=sample)
 
 
 def messages_first(
@@ -273,62 +250,34 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
     `first_turn_parses` judges only the last role, because reinforcement may start from a checkpoint that seldom acts.
     """
     last = "rl" if any(r["role"] == "rl" for r in rows) else "sft"
-    remedies = {
-        "served_name": "serve the checkpoint under a name that embeds its hash, and unload the old one",
-        "served_root": "the name refers to another model: unload that, and load the trained files under a new name",
-        "ids_returned": "make the server return token ids; a capture without ids is a failure, not an empty set",
-        "prompt_parity": "give serving and training the same messages, tools, template and template arguments",
-        "content_visible": "start the server without a reasoning parser, or with the one of the trained template",
-        "calls_round_trip": "start the server with the tool parser of the trained call form, or without one",
-        "differs_from_base": "",  # by what was measured: `_why_equal`
-        "first_turn_parses": "raise train.epochs if the loss still falls; else compare a failing turn with a training "
-        "row token by token, and look at format_exposure",
-    }
     outcomes = []
-    for probe, remedy in remedies.items():
+    for probe in CHECKS["serving_probe"]:
         roles = (last,) if probe == "first_turn_parses" else ("sft", "rl")
         of_probe = [r for r in rows if r["probe"] == probe and r["role"] in roles and r["step"] is None and r["n"]]
-        if not of_probe:
-            outcomes.append(CheckOutcome.not_applicable(probe, _NOTHING_TO_PROBE.get(probe, _NO_PROMPTS)))
-            continue
         failed = [r for r in of_probe if not r["passed"]]
-        if probe == "differs_from_base" and failed:
-            remedy = _why_equal(json.loads(failed[0]["detail"]), failed[0]["value"])
         failures = "; ".join(
             f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}"
             for r in failed
         )
-        outcomes.append(
-            CheckOutcome(
-                name=probe,
-                passed=not failed,
-                message=f"{failures}. Remedy: {remedy}" if failed else f"{len(of_probe)} probes passed",
-                figures={f"{r['role']}/{r['seed']}/{r['prompt_set']}": r["value"] for r in of_probe},
-            )
-        )
+        figures = {f"{r['role']}/{r['seed']}/{r['prompt_set']}": r["value"] for r in of_probe}
+        why = _why_equal(failed[0]) if failed and probe == "differs_from_base" else {}
+        passed = not failed if of_probe else None
+        outcomes.append(outcome(probe, passed, figures, probes=len(of_probe), failures=failures, **why))
     return outcomes
 
 
-def _why_equal(detail: Mapping[str, Any], differing: float) -> str:
+def _why_equal(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return why a trained checkpoint answers as its base: the differences say whether its weights were served."""
+    detail = json.loads(row["detail"])
     gap, noise = detail.get("largest_gap", 0.0), detail.get("base_noise", 0.0)
-    if differing == 0 and gap <= noise:
-        return (
-            f"other weights were served: log-probabilities differ by at most {gap:.2g} nats a token, and those of two "
-            f"samples of the base by {noise:.2g}; restart the server, or load the checkpoint under a new name"
-        )
-    return (
-        f"trained too little: the served weights are not the base's (log-probabilities differ by up to {gap:.2g} nats "
-        f"a token, {detail['gap_bound']:.2g} are needed); raise train.max_steps, train.epochs or train.learning_rate, "
-        "or lower probe.min_differs"
-    )
+    hint = "other_weights" if row["value"] == 0 and gap <= noise else "too_little"
+    return {"hint": hint, "gap": gap, "noise": noise, "gap_bound": detail.get("gap_bound", 0.0)}
 
 
-def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float) -> ProbeResult:
+def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float, **more: Any) -> ProbeResult:
     value = 1 - len(failed) / n if n else 0.0
-    return ProbeResult(
-        probe, prompt_set, n, value, not n or value >= floor, {"floor": floor, "failed": list(failed)[:5]}
-    )
+    detail = {"floor": floor, "failed": list(failed)[:5], **more}
+    return ProbeResult(probe, prompt_set, n, value, not n or value >= floor, detail)
 
 
 def _first_mismatch(left: Sequence[int], right: Sequence[int]) -> dict[str, Any]:

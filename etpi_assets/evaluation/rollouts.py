@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,18 @@ import pyarrow as pa
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.checks import outcome, within
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect
-from etpi_assets.rollouts.executors import rollout_executor
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect, rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
 from etpi_assets.specs.harness import harness_difference
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
-from etpi_assets.tasks.family import Family, Task
+from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
 from etpi_resources.engines.serving import Checkpoint
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.older_names import adopt
-from etpi_resources.sandboxes import SandboxFactory
 
 _ORDER = ("base", "sft", "rl")
 STEERED = "+steering"
@@ -51,19 +48,6 @@ class EvaluationCondition:
     agent: AgentSection
     sample_seed: int
     decoding: str
-
-
-@dataclass(frozen=True)
-class EvaluationSetting:
-    """Settings that all checkpoints of an evaluation share: tasks, which may still be proved as they are first taken,
-    family and judge, sandboxes, and the chat format."""
-
-    tasks: Iterable[Task]
-    family: Family
-    sandboxes: SandboxFactory
-    chat: ChatFormat
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    judge: str = ""
 
 
 def checkpoint_rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -92,8 +76,8 @@ def conditions(section: EvaluateSection, role: str) -> list[EvaluationCondition]
 
 
 def roll_out(
-    served: Sequence[tuple[Checkpoint, Engine, Sequence[EvaluationCondition]]],
-    setting: EvaluationSetting,
+    served: Sequence[tuple[Checkpoint, RolloutRuntime, Sequence[EvaluationCondition]]],
+    tasks: Iterable[Task],
     journals: Path,
     older: Sequence[Path] = (),
     *,
@@ -105,18 +89,15 @@ def roll_out(
     this experiment. All of them run at once, so that a server does not wait for the last rollouts of each.
 
     Args:
+        tasks: may still be proved as they are first taken.
         older: folders of etpi 0.2 that may have the journals.
     """
     runs: dict[str, tuple[Run, Journal]] = {}
     wanted: list[tuple[Checkpoint, str]] = []
-    runtimes = [
-        RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs, setting.judge)
-        for _, engine, _ in served
-    ]
-    for (checkpoint, engine, planned), runtime in zip(served, runtimes, strict=True):
+    for checkpoint, runtime, planned in served:
         for condition in planned:
-            key = _key(checkpoint, condition, engine, setting.template_kwargs)
-            run = partial(_roll_out, condition, _identity(key, checkpoint, condition, engine), runtime)
+            key = _key(checkpoint, condition, runtime)
+            run = partial(_roll_out, condition, _identity(key, checkpoint, condition, runtime.engine), runtime)
             runs[key] = run, Journal(journals, key, wait=True)
             adopt(runs[key][1].path, older)
             wanted.append((checkpoint, key))
@@ -124,10 +105,10 @@ def roll_out(
         # Another experiment may roll out the same checkpoints: in one order, neither waits for the other.
         for key in sorted(runs):
             stack.enter_context(runs[key][1])
-        with rollout_executor(runtimes[0], MODEL_CONCURRENCY, log) as executor:
-            collect(setting.tasks, 1, list(runs.values()), executor=executor, advance=advance)
+        with rollout_executor(served[0][1], MODEL_CONCURRENCY, log) as executor:
+            collect(tasks, 1, list(runs.values()), executor=executor, advance=advance)
         for checkpoint, key in wanted:
-            for task in setting.tasks:
+            for task in tasks:
                 yield _relabelled(runs[key][1].get(task, 0), checkpoint, experiment)
 
 
@@ -198,18 +179,13 @@ def _decoded(agent: AgentSection, decoding: Decoding) -> AgentSection:
     return agent.model_copy(update={"temperature": decoding.temperature, "top_p": decoding.top_p})
 
 
-def _key(
-    checkpoint: Checkpoint,
-    condition: EvaluationCondition,
-    engine: Engine,
-    template_kwargs: Mapping[str, Any],
-) -> str:
+def _key(checkpoint: Checkpoint, condition: EvaluationCondition, runtime: RolloutRuntime) -> str:
     identity = {
         "checkpoint": checkpoint.identity,
         "agent": condition.agent.identity(),
         "sample_seed": condition.sample_seed,
-        "engine": dict(engine.fingerprint()),
-        "template_kwargs": dict(template_kwargs),
+        "engine": dict(runtime.engine.fingerprint()),
+        "template_kwargs": dict(runtime.template_kwargs),
     }
     return json_hash(identity)
 

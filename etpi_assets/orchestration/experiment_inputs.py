@@ -7,7 +7,7 @@ them itself and logs for each the events of the asset's own run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
@@ -27,7 +27,7 @@ from etpi_assets.orchestration.materialize import (
     refuse_blocked,
 )
 from etpi_assets.orchestration.partitions import partition_sets
-from etpi_assets.planning.planner import Step, open_steps, plan, upstream_refs
+from etpi_assets.planning.planner import open_steps, plan, upstream_refs
 from etpi_assets.planning.versions import asset_version
 from etpi_assets.resources import require_hardware
 from etpi_assets.specs.load import SpecError, Specs
@@ -56,7 +56,8 @@ def experiment_inputs(definitions: Iterable[AssetDefinition], specs: Specs) -> d
             experiment = partition_of(context, "experiment", specs)
             require_hardware(specs.get("experiment", experiment), experiment)
             steps = plan(experiment, specs, lake, rebuild_of(context.run))
-            _refuse(steps)
+            if invalid := [step.reason for step in steps if step.state == "invalid"]:  # the run would stop later
+                raise SpecError("\n".join(invalid))
         stale = {(step.set, step.key) for step in open_steps(steps) if step.set != "experiment"}
         computed = [step for step in steps if (step.set, step.key) in stale]  # finished ones too: they are logged
         with acting_for(experiment):
@@ -68,16 +69,6 @@ def experiment_inputs(definitions: Iterable[AssetDefinition], specs: Specs) -> d
         )
 
     return compute_inputs
-
-
-def _refuse(steps: Sequence[Step]) -> None:
-    """Refuse a run, before anything is computed, that would stop later.
-
-    Raises:
-        SpecError: a spec of the chain is invalid.
-    """
-    if invalid := [step.reason for step in steps if step.state == "invalid"]:
-        raise SpecError("\n".join(invalid))
 
 
 def _bring(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:

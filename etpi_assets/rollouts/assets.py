@@ -18,13 +18,11 @@ from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.planning.versions import judge_of
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
-from etpi_assets.rollouts.executors import rollout_executor
+from etpi_assets.rollouts import plan_first
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect, rollout_executor
 from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.models import accelerated
-from etpi_assets.rollouts.plan_first import rollout as plan_first
 from etpi_assets.rollouts.served_weights import same_weights
-from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
+from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, accelerated, make_engine
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
@@ -39,7 +37,6 @@ from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.older_names import adopt
-from etpi_resources.sandboxes import SandboxFactory
 
 
 @asset(
@@ -81,7 +78,8 @@ def _roll_out_set(run: AssetRun) -> Produced:
     suite = run.specs.suites[spec.suite]
     chat = load_chat_format(spec.agent.tokenizer)
     proving = Proving(run, spec.suite, read_tasks(run.read("tasks", "tasks"), spec.split), spec.tasks)
-    family, sandboxes = _family_and_sandboxes(run, spec, suite.family)
+    family = load_family(suite.family)
+    sandboxes = plan_first.ScriptSandboxes() if spec.templated else run.resources.sandboxes(spec.sandbox)
     with _open_engine(run, spec, family, chat) as engine:
         tables, digests = _collect_tables(
             run, spec, RolloutRuntime(family, engine, sandboxes, chat, judge=judge_of(suite.family)), proving
@@ -99,13 +97,6 @@ def _roll_out_set(run: AssetRun) -> Produced:
         text = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
         result = replace(result, metadata={**result.metadata, "fell_back": text}, notes={"fell_back": lacking})
     return result
-
-
-def _family_and_sandboxes(run: AssetRun, spec: RolloutSetSpec, family: str) -> tuple[Family, SandboxFactory]:
-    """Return the family that judges the set's rollouts, and the sandboxes that run their commands."""
-    if spec.templated:
-        return load_family(family), plan_first.ScriptSandboxes()
-    return load_family(family), run.resources.sandboxes(spec.sandbox)
 
 
 @contextmanager
@@ -185,25 +176,17 @@ def _rollout_function(
         seed=spec.seed,
         decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding,
     )
-    if spec.kind == "agent":
-        calls = run.lake.scratch(f"rollouts/{run.key}") / run.stored_name / "calls"
-        return spec_key, partial(_run_harness, spec, identity, runtime, calls)
-    return spec_key, partial(_roll_out, spec, identity, runtime)
+    calls = run.lake.scratch(f"rollouts/{run.key}") / run.stored_name / "calls"
+    return spec_key, partial(_roll_out, spec, identity, runtime, calls)
 
 
 def _roll_out(
-    spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, task: Task, sample: int
-) -> RolloutRecord:
-    job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
-    if spec.templated:
-        return plan_first.run_plan_first(job, runtime, spec.templated)
-    return run_rollout(job, runtime)
-
-
-def _run_harness(
     spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, calls: Path, task: Task, sample: int
 ) -> RolloutRecord:
-    return run_harness(RolloutJob(task, spec.agent, identity, sample, spec.seed), runtime, calls)
+    job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
+    if spec.kind == "agent":
+        return run_harness(job, runtime, calls)
+    return plan_first.run_plan_first(job, runtime, spec.templated) if spec.templated else run_rollout(job, runtime)
 
 
 def _import_set(run: AssetRun) -> Produced:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from pydantic import BaseModel
 from etpi_assets.rollouts.journal import Journal
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine, EngineUnavailable
+from etpi_resources.lake.files import write_atomically
 
 if TYPE_CHECKING:
     from etpi_resources.engines.vllm import VllmEngine
@@ -127,7 +127,7 @@ class _ServedWeights:
                 self._refuse(url, difference, self._first)
         if self._first and len(by_server) == len(self._engine.urls):
             self._first.trusted = size
-            _write(self._path, self._first)
+            write_atomically(self._path, self._first.model_dump_json())
         self._next = time.monotonic() + INTERVAL_SECONDS
 
     def _refuse(self, url: str, difference: float, first: _Fingerprint) -> None:
@@ -140,9 +140,3 @@ class _ServedWeights:
             "again, or serve the new ones under a name of their own (engine.model). To collect the whole set from the "
             f"new weights, remove {self._path.parent}"
         )
-
-
-def _write(path: Path, fingerprint: _Fingerprint) -> None:
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(fingerprint.model_dump_json())
-    unfinished.replace(path)

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
-from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.judging import Judged, Judging, Row, with_verdicts
-from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
+from etpi_assets.scoring.behaviours import ScoringOptions, every_rollout_scored, score
+from etpi_assets.scoring.judging import Judged, Judging, Row, one_judge, with_verdicts
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family

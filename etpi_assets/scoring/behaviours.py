@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
 from etpi_assets.scoring import published
 from etpi_assets.scoring.agent_traces import AgentTrace, TaskEntities, before_first_turn, read_traces
 from etpi_assets.scoring.entities import KnownFiles, Patterns, edited, touched
@@ -31,11 +32,15 @@ from etpi_assets.scoring.rewards.verdict import Reward, read_reward
 from etpi_assets.scoring.structure import score_turns
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 EARLY_TURN = 5
 
 _FOLLOW = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
+PAIR_RATES = ("plan_first", "plan_content", "plan_first_published", "plan_content_published")
+AGENT_RATES = (*_FOLLOW, "follow_through_published")
+"""The columns of `scores` and of `agent_scores` that are rates."""
 _ROLLOUT_COLUMNS = ["rollout_id", "task_id", "repo", "exit_status", "outcome", "error"]
 
 
@@ -100,6 +105,22 @@ def score(
             row = _agent_row(rollout["rollout_id"], trace, behaviour, tools=options.tools)
             rows["agent_scores"].append(row | {"adherent_turns": adherent_turns})
     return {name: from_rows(name, of_table) for name, of_table in rows.items()} | {"turn_scores": turn_scores}
+
+
+def every_rollout_scored(
+    rollouts: pa.Table, agents: pa.Table, scores: pa.Table, agent_scores: pa.Table
+) -> CheckOutcome:
+    """Check that every rollout and agent is scored exactly once; count infrastructure errors."""
+    expected = Counter(rollouts["rollout_id"].to_pylist()), Counter(_agent_keys(agents))
+    scored = Counter(scores["rollout_id"].to_pylist()), Counter(_agent_keys(agent_scores))
+    errors = sum(scores["infrastructure_error"].to_pylist())
+    figures = {"rollouts": len(rollouts), "agents": len(agents), "infrastructure_errors": errors}
+    wrong = [str(k) for a, b in zip(expected, scored, strict=True) for k in sorted((a - b) + (b - a))]
+    return outcome("every_rollout_scored", not wrong, figures, wrong=len(wrong), first=wrong[:3])
+
+
+def _agent_keys(table: pa.Table) -> list[tuple[str, str]]:
+    return list(zip(table["rollout_id"].to_pylist(), table["agent_id"].to_pylist(), strict=True))
 
 
 def _rollout_row(

@@ -22,6 +22,7 @@ import pyarrow as pa
 from etpi_assets.agent.actions import after_think
 from etpi_assets.agent.loop import start_files
 from etpi_assets.asset import AssetRun, Input, resource_lock
+from etpi_assets.checks import outcome
 from etpi_assets.planning.planner import recorded
 from etpi_assets.planning.versions import judge_of, lines_between
 from etpi_assets.scoring.rewards.verdict import INFRASTRUCTURE
@@ -32,6 +33,7 @@ from etpi_assets.tasks.grading import BROKEN, grade, is_of_machine
 from etpi_assets.tasks.proofs import Prover
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.hashes import json_hash
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import from_rows
@@ -264,6 +266,17 @@ def with_verdicts(rollouts: pa.Table, later: Mapping[str, Sequence[Row]], record
     column = rollouts.schema.get_field_index("outcome")
     replaced = rollouts.set_column(column, rollouts.schema.field(column), pa.array(outcomes, pa.string()))
     return replaced, from_rows("verdicts", rows)
+
+
+def one_judge(verdicts: pa.Table, judged: Judged) -> CheckOutcome:
+    """Check that the last verdicts on all rollouts are of one judge, so that their rewards can be compared."""
+    last = dict(zip(verdicts["rollout_id"].to_pylist(), verdicts["judge"].to_pylist(), strict=True))
+    judges = Counter(last.values())
+    figures = {"judges": dict(judges), "judged_again": judged.judged, **judged.refused}
+    counts = "; ".join(f"{count} of {judge}" for judge, count in judges.most_common())
+    why = ", ".join(f"{count} {reason}" for reason, count in judged.refused.items()) or "none"
+    only = next(iter(judges), "no judge")
+    return outcome("one_judge", len(judges) < 2, figures, verdicts=len(last), only=only, counts=counts, why=why)
 
 
 @dataclass(frozen=True)

@@ -366,9 +366,7 @@ class RLSection(ServerSection):
         if not self.suite or ((self.learns_from_rewards or self.refill) and not self.rewards):
             yield "rl.method needs `suite` and at least one entry of `rewards`"
         if self.repeatable and (self.engine != "transformers" or self.teacher_engine):
-            yield (
-                'rl.repeatable needs rl.engine = "transformers", no rl.teacher_engine: a server decides its batches'
-            )
+            yield ('rl.repeatable needs rl.engine = "transformers", no rl.teacher_engine: a server decides its batches')
         not_ahead = {
             "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
             'needs rl.placement = "apart": servers that share the trainer\'s GPUs sleep while it trains': (

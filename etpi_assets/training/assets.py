@@ -11,10 +11,9 @@ from etpi_assets import tiny_bases
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.checks import outcome
 from etpi_assets.planning.versions import judge_of
-from etpi_assets.scoring.judging import Judging
+from etpi_assets.scoring.judging import Judging, one_judge
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
-from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from etpi_assets.rollouts.models import model_engine
 from etpi_assets.rollouts.served_weights import TOLERANCE
+from etpi_assets.rollouts.teachers import model_engine
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.forests import agents_of
 from etpi_assets.trajectories.records import RolloutRecord

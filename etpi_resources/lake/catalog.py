@@ -292,16 +292,11 @@ def _select(table: str, key_column: str, files: list[Path]) -> str:
         options, read = "hive_partitioning = true, hive_types_autocast = false", "*"
         if "version" in storage_schema(table).names:
             # The path's version would replace the table's column.
-            options, read = "hive_partitioning = false, filename = true", _keyed_by_path(key_column)
+            key = f"regexp_extract(filename, '/{key_column}=([^/]+)/version=', 1) AS \"{key_column}\""
+            options, read = "hive_partitioning = false, filename = true", f"* EXCLUDE (filename), {key}"
         rows += f" UNION ALL BY NAME SELECT {read} FROM read_parquet([{listed}], union_by_name = true, {options})"
     columns = ", ".join(f'"{name}"' for name in types)
     return f"SELECT {columns} FROM ({rows})"
-
-
-def _keyed_by_path(key_column: str) -> str:
-    """Return SQL for the columns of files, with the partition key read from the file's name."""
-    key = f"regexp_extract(filename, '/{key_column}=([^/]+)/version=', 1) AS \"{key_column}\""
-    return f"* EXCLUDE (filename), {key}"
 
 
 def _type(kind: pa.DataType) -> str:

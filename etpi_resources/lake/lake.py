@@ -34,7 +34,7 @@ import pyarrow as pa
 from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import files_in, read_file
-from etpi_resources.lake import formats, moves, parquet
+from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import (
@@ -47,7 +47,7 @@ from etpi_resources.lake.manifest import (
     Ref,
 )
 from etpi_resources.lake.parquet import SchemaMismatch
-from etpi_resources.lake.store import put_if_absent, read_pointer, swap
+from etpi_resources.lake.store import finish_moves, put_if_absent, read_pointer, swap
 from etpi_resources.lake.stored import Spooled
 from etpi_resources.process.locks import Held, LockHeld, lake_locks, machine_locks
 from etpi_resources.secrets import secrets, secrets_in, secrets_of
@@ -71,7 +71,7 @@ class Lake:
         """
         self.root = Path(root).resolve()
         formats.require_known(self.root)
-        moves.finish(self.root)
+        finish_moves(self.root)
 
     @classmethod
     def open(cls) -> Lake:

@@ -7,7 +7,7 @@ descriptions from it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,30 +43,17 @@ class Table:
         return pa.schema([pa.field(n, t, metadata={"description": d}) for n, t, d in self.columns])
 
 
-def _read_tables() -> dict[str, Table]:
-    stated: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
-    return {
-        name: Table(name, columns.pop("_row"), tuple((c, _TYPES[kind], text) for c, (kind, text) in columns.items()))
-        for name, columns in stated.items()
-    }
+_STATED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
 
-
-TABLES = _read_tables()
+TABLES = {
+    name: Table(name, columns.pop("_row"), tuple((c, _TYPES[kind], text) for c, (kind, text, *_) in columns.items()))
+    for name, columns in _STATED.items()
+}
 
 LATER: Mapping[str, frozenset[str]] = {
-    "training_log": frozenset(
-        {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
-        | {"replaced", "left_out", "teacher_gap", "teacher_seconds"}
-    ),
-    "rl_samples": frozenset(
-        {"version", "left_out", "agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages"}
-        | {"untrained_tokens", "teacher_logprobs", "token_advantage", "turn_versions"}
-    ),
-    "rewards": frozenset({"agent_id"}),
-    "selected": frozenset({"repeated"}),
+    name: frozenset(column for column, (_, _, *later) in columns.items() if later) for name, columns in _STATED.items()
 }
-"""Columns that tables got after versions were published. A file leaves them out where they are null in every row, and
-code versions leave them out too: versions without them stay equal."""
+"""Columns that tables got after versions were published, by table."""
 
 
 def empty(name: str) -> pa.Table:
@@ -80,7 +67,7 @@ def from_rows(name: str, rows: list[dict]) -> pa.Table:
     known = set(schema.names)
     for row in rows:
         if not row.keys() <= known:
-            raise KeyError(f"table {name}: unknown column(s) {sorted(row.keys() - known)}; it has {schema.names}")
+            raise _unknown(name, row.keys() - known)
     # Column by column: Table.from_pylist takes three times as long.
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
@@ -101,13 +88,17 @@ def from_columns(name: str, columns: Mapping[str, Any], rows: int) -> pa.Table:
         KeyError: the table has no such column.
     """
     schema = TABLES[name].schema
-    if unknown := sorted(columns.keys() - set(schema.names)):
-        raise KeyError(f"table {name}: unknown column(s) {unknown}; it has {schema.names}")
+    if unknown := columns.keys() - set(schema.names):
+        raise _unknown(name, unknown)
     arrays = [
         pa.nulls(rows, field.type) if field.name not in columns else _array(columns[field.name], field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _unknown(name: str, columns: Collection[str]) -> KeyError:
+    return KeyError(f"table {name}: unknown column(s) {sorted(columns)}; it has {TABLES[name].schema.names}")
 
 
 def _array(values: Any, kind: pa.DataType) -> Any:

@@ -19,7 +19,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.arithmetic_tiny.policy import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
+from etpi_assets.worlds.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.schemas import empty

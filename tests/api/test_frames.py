@@ -13,8 +13,7 @@ import pytest
 
 import etpi
 from etpi.api import OpenLake
-from etpi.api.names import UnknownName
-from etpi.api.scan import StoredTable
+from etpi.api.scan import StoredTable, UnknownName
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import DamagedFile, Lake, LakeError, Ref

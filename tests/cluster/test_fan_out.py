@@ -16,7 +16,7 @@ import pytest
 
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.rollouts.executors import _stays, rollout_executor
+from etpi_assets.rollouts.collect import _stays, rollout_executor
 from etpi_assets.specs.plugins import GROUPS
 from etpi_assets.tasks.assets import tasks
 from etpi_cluster.code import PLUGIN_GROUPS, code_hash

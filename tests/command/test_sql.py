@@ -15,8 +15,8 @@ import pytest
 
 from etpi import cli
 from etpi.query import command, output
+from etpi.query.command import QueryError, Question, find, parse_values, reports
 from etpi.query.output import table
-from etpi.query.questions import QueryError, Question, find, parse_values, reports
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from tests.support import small_lake

@@ -14,7 +14,7 @@ from etpi_assets.curation.assets import _lost_inputs
 from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
-from etpi_assets.scoring.score_checks import every_rollout_scored
+from etpi_assets.scoring.behaviours import every_rollout_scored
 from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSection, preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_lab.worlds.coop_tiny import FAMILY

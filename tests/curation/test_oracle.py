@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.curation import captured, integrity, recorded_text, student_form, template_check
-from etpi_assets.curation.call_results import result_figures
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
+from etpi_assets.curation.recorded_text import result_figures
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
 from etpi_assets.exports.experiment_data import rendered_messages

@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.evaluation.rollouts import EvaluationSetting, conditions, roll_out
+from etpi_assets.agent.loop import RolloutRuntime
+from etpi_assets.evaluation.rollouts import conditions, roll_out
 from etpi_assets.rollouts.teachers import reference_policy
 from etpi_assets.specs.experiment import EvaluateSection
 from etpi_assets.tasks.family import Task
@@ -94,11 +95,12 @@ def test_all_conditions_of_all_served_checkpoints_run_at_once(tmp_path: Path):
     checkpoints = [Checkpoint(tmp_path, "b" * 64, "base"), *trained]
     Waiting.all_there = threading.Barrier(4)
     planned = conditions(EvaluateSection(suite="coop_tiny_shared"), "sft")
-    served = [(c, Waiting(reference_policy(family), CHAT, c.name), planned) for c in checkpoints]
-    setting = EvaluationSetting(tasks, family, BubblewrapFactory(), CHAT)
+    engines = [Waiting(reference_policy(family), CHAT, c.name) for c in checkpoints]
+    runtimes = [RolloutRuntime(family, engine, BubblewrapFactory(), CHAT) for engine in engines]
+    served = [(c, runtime, planned) for c, runtime in zip(checkpoints, runtimes, strict=True)]
     rows = [
         (record.checkpoint_role, record.seed, record.decoding, record.error)
-        for record in roll_out(served, setting, tmp_path, experiment="e")
+        for record in roll_out(served, tasks, tmp_path, experiment="e")
     ]
     named = [("base", None), ("sft", 0), ("sft", 1)]
     assert rows == [(*name, decoding, None) for name in named for decoding in ("greedy", "t1")]

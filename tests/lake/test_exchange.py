@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from etpi.exchange import remote
-from etpi_resources.lake import moves
+from etpi_resources.lake import store
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.exchange.bucket import INDEX, NOTHING, Bucket, Index, Mark, Pointer
@@ -593,7 +593,7 @@ def test_a_pull_that_dies_between_pointers_is_finished_by_whoever_opens_the_lake
     for ref, rows in ((PAIRS, 9), (OTHER, 10), (RAW, 4)):
         publish(lake, ref, rows, "later", inputs={})
     push(lake, bucket)
-    swap, left = moves.swap, [after]
+    swap, left = store.swap, [after]
 
     def dying(*arguments, **named):
         if not left[0]:
@@ -601,13 +601,13 @@ def test_a_pull_that_dies_between_pointers_is_finished_by_whoever_opens_the_lake
         left[0] -= 1
         swap(*arguments, **named)
 
-    monkeypatch.setattr(moves, "swap", dying)
+    monkeypatch.setattr(store, "swap", dying)
     with pytest.raises(KeyboardInterrupt):
         pull(copy, bucket)
     monkeypatch.undo()
     opened = Lake(copy.root)
     assert [opened.current(ref) for ref in (PAIRS, OTHER, RAW)] == [lake.current(ref) for ref in (PAIRS, OTHER, RAW)]
-    assert not (copy.root / moves.PENDING).exists()
+    assert not (copy.root / store.PENDING).exists()
     assert pull(opened, bucket).moved == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etpi_resources.lake.parts import Parts
+from etpi_resources.lake.stored import Parts
 
 PART = {"pairs": pa.table({"turn": [1, 2]}), "dropped": pa.table({"reason": pa.array([], pa.string())})}
 

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from etpi_assets.definitions import build_defs
-from etpi_assets.orchestration.schedule import schedules
+from etpi_assets.orchestration.jobs import schedules
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.section import SpecError
 

@@ -24,8 +24,7 @@ from etpi_assets.planning.planner import plan
 from etpi_assets.reports import facts, html
 from etpi_assets.reports.facts import published_figures
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.plan_first.rollout import FIXED, choose
-from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
+from etpi_assets.rollouts.plan_first import FIXED, PlanFirstAgent, choose, write_turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection

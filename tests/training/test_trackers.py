@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from etpi.run import preflight
-from etpi_assets.evaluation.tracked import report_metrics
+from etpi_assets.evaluation.assets import report_metrics
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.training import sft

@@ -22,10 +22,9 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.worlds.calls import run_calls
-from etpi_assets.worlds.coop_tiny_shared import FAMILY
+from etpi_assets.worlds.coop_tiny_shared import FAMILY, counted
 from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
-from etpi_assets.worlds.coop_tiny_shared.judge import counted
 from etpi_assets.worlds.coop_tiny_shared.merge import LONGEST, MergeConflict, merge_texts, merge_trees
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.names import is_heldout

@@ -17,7 +17,7 @@ from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.repo_fix_tiny import judge
+from etpi_assets.worlds.repo_fix_tiny import solution
 from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_resources.chat.format import load_chat_format
@@ -40,7 +40,7 @@ def roll(skill: RepoFixSkill, task: Task = TASK, sandboxes: SandboxFactory | Non
 
 
 def verdict(**changes: str | None) -> Any:
-    files = {**judge.solution(TASK), **{path.replace("__", "/"): text for path, text in changes.items()}}
+    files = {**solution(TASK), **{path.replace("__", "/"): text for path, text in changes.items()}}
     left = {path: text for path, text in files.items() if text is not None}
     return FAMILY.judge(TASK, {"agent1": left}, BubblewrapFactory())
 
@@ -53,7 +53,7 @@ def test_every_task_is_proven_and_shares_no_name_across_the_split():
 
 def test_a_task_whose_reference_fails_or_that_passes_without_work_is_refused():
     broken = replace(TASK, payload={**TASK.payload, "value": TASK.payload["value"] + 1})
-    idle = replace(OTHERS[0], payload={**OTHERS[0].payload, "files": judge.solution(OTHERS[0])})
+    idle = replace(OTHERS[0], payload={**OTHERS[0].payload, "files": solution(OTHERS[0])})
     reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, RejectedInput)]
     assert reasons == ["reference_fails", "null_passes"]
 

@@ -19,7 +19,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
+from etpi_assets.worlds.running_sum import RunningSumPolicy
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

@@ -18,7 +18,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import WHY_UNPROVEN, JudgesInPlace, RejectedInput, Task
 from etpi_assets.tasks.task_checks import check_tasks
-from etpi_assets.worlds.terminal_tiny import judge
+from etpi_assets.worlds.terminal_tiny import judge, wanted
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.chat.format import load_chat_format
@@ -48,12 +48,12 @@ def test_task_with_failing_reference_or_empty_request_is_refused():
 
 def test_judge_rejects_command_that_also_damages_files():
     task = TASKS[2]
-    asked = judge.wanted(task)
-    assert judge.judge(task, asked).verdict == "passed"
-    assert judge.judge(task, {**asked, "more": "x"}).details == {"wrong": ["more"]}
+    asked = wanted(task)
+    assert judge(task, asked).verdict == "passed"
+    assert judge(task, {**asked, "more": "x"}).details == {"wrong": ["more"]}
     gone = {path: text for path, text in asked.items() if path != task.payload["slots"]["source"]}
-    assert judge.judge(task, gone).reward == 0.0
-    assert judge.judge(task, task.payload["files"]).verdict == "no_patch"
+    assert judge(task, gone).reward == 0.0
+    assert judge(task, task.payload["files"]).verdict == "no_patch"
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _runs_sandboxes(asset: str, set_name: str, key: str, specs: Specs) -> bool:
 
 
 def _fans_out(asset: str, spec: AnySpec | None) -> bool:
-    """Return whether the step's rollouts run in actors on all nodes with sandboxes (`rollouts.executors`).
+    """Return whether the step's rollouts run in actors on all nodes with sandboxes (`rollouts.collect`).
 
     An engine in the step's own process, transformers, keeps them on its node.
     """

@@ -6,6 +6,7 @@ A missing input raises an error that names the row. Scoring it as zero would tra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
@@ -38,6 +39,28 @@ class Attempt:
     tool_turns: int | None = None
     response_tokens: int | None = None
     outcome: float | None = None
+
+    def known(self, name: str) -> Any:
+        """Return a value that a reward needs. Raises BadReward if it was not recorded."""
+        value = getattr(self, name)
+        if value is None or (name == "request" and not value):
+            raise self.refused(_MISSING[name])
+        return value
+
+    def refused(self, problem: str) -> BadReward:
+        """Return the error of an attempt that cannot be rewarded."""
+        return BadReward(f"rollout {self.rollout_id} of task {self.task_id}: {problem}")
+
+
+_MISSING = {
+    "request": "the task's request is missing",
+    "text": "no text was recorded",
+    "turns": "its turns are missing",
+    "tool_turns": "its tool turns are missing",
+    "response_tokens": "its response tokens are missing",
+    "outcome": "the verifier's reward is missing; look at the rollout's error, and at the family's judge",
+}
+"""Value -> what is wrong without it."""
 
 
 def attempt_of(record: RolloutRecord, task: Task, agent_id: str | None = None) -> Attempt:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from etpi_assets.planning.versions import number, plugin_version
 from etpi_assets.scoring.rewards import terminal
-from etpi_assets.scoring.rewards.attempt import Attempt, BadReward, attempt_of
+from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown
 from etpi_assets.specs.training import RewardTerm
@@ -27,7 +27,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 
 def outcome(attempt: Attempt, *, right: float = 1.0, wrong: float = -1.0) -> float:
     """Return `right` if the verifier's reward is 1, else `wrong`."""
-    return right if _solved(attempt) else wrong
+    return right if attempt.known("outcome") == 1.0 else wrong
 
 
 def tool_call_reward(attempt: Attempt, *, ceiling: float = -0.6, step: float = 0.1) -> float:
@@ -36,9 +36,9 @@ def tool_call_reward(attempt: Attempt, *, ceiling: float = -0.6, step: float = 0
     num_turns is tool-response turns + assistant turns + 1 for the first prompt. A call without effect earns as much as
     any other, up to the ceiling; reports therefore show accuracy beside the share of attempts that called a tool.
     """
-    if _solved(attempt):
+    if attempt.known("outcome") == 1.0:
         return 1.0
-    turns = _known(attempt, attempt.tool_turns, "tool turns") + _known(attempt, attempt.turns, "turns") + 1
+    turns = attempt.known("tool_turns") + attempt.known("turns") + 1
     return min(ceiling, -1.0 + (turns - 2) / 2 * step)
 
 
@@ -47,23 +47,8 @@ def overlong(attempt: Attempt, *, limit: int = 10480, buffer: int = 3000, factor
 
     There is no lower bound.
     """
-    length = _known(attempt, attempt.response_tokens, "response tokens")
+    length = attempt.known("response_tokens")
     return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
-
-
-def _solved(attempt: Attempt) -> bool:
-    if attempt.outcome is None:
-        raise BadReward(
-            f"rollout {attempt.rollout_id} of task {attempt.task_id}: the verifier's reward is missing; look at the "
-            "rollout's error, and at the family's judge"
-        )
-    return attempt.outcome == 1.0
-
-
-def _known(attempt: Attempt, value: int | None, name: str) -> int:
-    if value is None:
-        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: its {name} are missing")
-    return value
 
 
 Function = Callable[..., float]
@@ -147,10 +132,8 @@ def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
     for term in terms:
         value = function_named(term.function)(attempt, **term.params)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadReward(
-                f"rollout {attempt.rollout_id} of task {attempt.task_id}: the reward {term.function!r} is {value!r}; "
-                "fix the function, or its parameters in rl.rewards"
-            )
+            wrong = f"the reward {term.function!r} is {value!r}"
+            raise attempt.refused(f"{wrong}; fix the function, or its parameters in rl.rewards")
         scores.append(Score(term.function, version_of(term.function), term.weight, float(value)))
     return scores
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from etpi_assets.agent.contract import Contract, read_contract
-from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
+from etpi_assets.scoring.rewards.attempt import Attempt
 from etpi_assets.scoring.rewards.shell import Pipeline, sure_pipelines
 
 KEYWORDS: Mapping[str, Sequence[str]] = {
@@ -69,7 +69,7 @@ def conciseness(
 
     Silence therefore earns nothing.
     """
-    return shortness(text_of(attempt), free, scale) if form(attempt, keywords=keywords) else 0.0
+    return shortness(attempt.known("text"), free, scale) if form(attempt, keywords=keywords) else 0.0
 
 
 def shortness(text: str, free: int, scale: int) -> float:
@@ -113,14 +113,14 @@ def _service(attempt: Attempt, keywords: Mapping[str, Sequence[str]]) -> _Servic
     An argument is a word of the request, or a part of a path in it, that neither asks for a verb nor is a number or a
     common word. If the request has none, every pipeline that surely runs serves it.
     """
-    contract = read_contract(text_of(attempt))
+    contract = read_contract(attempt.known("text"))
     if not isinstance(contract, Contract):
         return _Service(0, 0.0)
     asking = _parts(" ".join([*keywords, *(word for words in keywords.values() for word in words)]))
-    arguments = {part for part in _parts(request_of(attempt)) - asking - _COMMON if not part.isdigit()}
+    arguments = {part for part in _parts(attempt.known("request")) - asking - _COMMON if not part.isdigit()}
     pipelines = list(sure_pipelines(contract.command))
     serving = [pipe for pipe in pipelines if not arguments or arguments & _parts(pipe.text)]
-    if not (requested := requested_verbs(request_of(attempt), keywords)):
+    if not (requested := requested_verbs(attempt.known("request"), keywords)):
         return _Service(0, float(bool(serving)))
     verbs = requested & _programs(serving)
     return _Service(len(verbs), len(verbs) / max(1, len(_programs(pipelines) & keywords.keys())))
@@ -135,20 +135,6 @@ def _parts(text: str) -> set[str]:
     return {part for word in re.findall(r"[\w.-]+", text) if (part := word.strip(".-").casefold())}
 
 
-def text_of(attempt: Attempt) -> str:
-    """Return the attempt's text; raises BadReward if none was recorded."""
-    if attempt.text is None:
-        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: no text was recorded")
-    return attempt.text
-
-
-def request_of(attempt: Attempt) -> str:
-    """Return the attempt's request; raises BadReward if none was recorded."""
-    if not attempt.request:
-        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: the task's request is missing")
-    return attempt.request
-
-
 _MIDDLE = re.compile(r"</thinking>\s*```bash\n")
 
 
@@ -158,7 +144,7 @@ def form_unhardened(attempt: Attempt) -> float:
     Blank thinking, repeated tags and a trailing newline pass. The parts are sought one by one, since the pattern itself
     takes time that grows with the cube of blanks.
     """
-    text = text_of(attempt).removesuffix("\n")
+    text = attempt.known("text").removesuffix("\n")
     middle = _MIDDLE.search(text, len("<thinking>") + 1)
     closed = middle is not None and text.endswith("\n```") and len(text) - len("\n```") > middle.end()
     return float(closed and text.startswith("<thinking>"))
@@ -166,10 +152,10 @@ def form_unhardened(attempt: Attempt) -> float:
 
 def relevance_unhardened(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
     """Count the requested verbs that occur anywhere in the answer, comments and echo included."""
-    text, verbs = text_of(attempt), requested_verbs(request_of(attempt), keywords)
+    text, verbs = attempt.known("text"), requested_verbs(attempt.known("request"), keywords)
     return float(sum(re.search(rf"\b{re.escape(verb)}\b", text) is not None for verb in verbs))
 
 
 def conciseness_unhardened(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
     """Score as the hardened function does, without the contract: an empty answer earns 1.0."""
-    return shortness(text_of(attempt), free, scale)
+    return shortness(attempt.known("text"), free, scale)

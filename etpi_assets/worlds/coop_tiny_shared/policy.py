@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator, Mapping
+import tomllib
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.agent.actions import format_action
@@ -109,25 +111,25 @@ class _Agent:
         follows, keeps = self._happens("follow_through"), self._happens("keep_division")
         owner, received = self.agent_id == AGENTS[0], None
         if self.plans:
-            observation = yield from self._message(self._wordings(_OWNER_PLANS if owner else _PLANS), _THINK_PLAN)
+            observation = yield from self._message(self._plans(owner), "think_plan")
             received = _EXPORT.search(observation) if "INBOX" in observation else None
         if self._happens("look_around"):
-            yield from self._do(f"cat {self.shared}", _THINK_READ)
+            yield from self._do(f"cat {self.shared}", "think_read")
         if not follows:
             yield from self._dawdle()
         else:
-            yield from self._do(self._add_function(), _THINK_ADD)
+            yield from self._do(self._add_function(), "think_add")
             if not (self.plans and keeps):
                 yield from self._export(self.export)
             elif owner:
                 yield from self._export(self.export, *([received[0]] if received else ()))
             if not self.plans and self._happens("report"):
-                yield from self._message(_REPORTS, _THINK_REPORT)
+                yield from self._message(_WORDINGS["reports"], "think_report")
         while True:
-            yield from self._do(SUBMIT, _THINK_SUBMIT)
+            yield from self._do(SUBMIT, "think_submit")
 
-    def _wordings(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        reword = self.skill.reword
+    def _plans(self, owner: bool) -> Sequence[str]:
+        texts, reword = _WORDINGS["owner_plans" if owner else "plans"], self.skill.reword
         return texts if reword == 1 or (reword and self._happens("reword")) else texts[:1]
 
     def _add_function(self) -> str:
@@ -143,58 +145,36 @@ class _Agent:
 
     def _export(self, *lines: str) -> Step:
         text = "\n".join(lines)
-        return (yield from self._do(f"cat >> {self.shared} <<'EOF'\n{text}\nEOF", _THINK_EXPORT))
+        return (yield from self._do(f"cat >> {self.shared} <<'EOF'\n{text}\nEOF", "think_export"))
 
     def _dawdle(self) -> Turns:
         """Idle: run commands that name no file and no function."""
         for command in self.rng.choice((("ls",), ("ls", "ls"), ("echo waiting", "ls"), ("echo waiting",))):
-            yield from self._do(command, _THINK_DAWDLE)
+            yield from self._do(command, "think_dawdle")
 
-    def _message(self, texts: tuple[str, ...], thoughts: tuple[str, ...]) -> Step:
+    def _message(self, texts: Sequence[str], thoughts: str) -> Step:
         text = self.rng.choice(texts).format(**self.words)
         return (yield from self._do(f"send_message {self.partner} <<'MSG'\n{text}\nMSG", thoughts))
 
-    def _do(self, command: str, thoughts: tuple[str, ...]) -> Step:
+    def _do(self, command: str, thoughts: str) -> Step:
         """Send a command, a second time if the first attempt is malformed."""
         if self._happens("malformed"):
-            yield self._think(thoughts) + self.rng.choice(_MALFORMED).format(command=command)
+            yield self._think(thoughts) + self.rng.choice(_WORDINGS["malformed"]).format(command=command)
         action = format_action(command, "fenced" if self._happens("markdown") else "xml")
         return (yield f"{self._think(thoughts)}{action}")
 
-    def _think(self, thoughts: tuple[str, ...]) -> str:
+    def _think(self, occasion: str) -> str:
         if not self._happens("verbose_think"):
             return ""
-        sentences = [self.rng.choice(thoughts), *self.rng.sample(_MUSINGS, k=self.rng.randint(1, 2))]
+        sentences = [
+            self.rng.choice(_WORDINGS[occasion]),
+            *self.rng.sample(_WORDINGS["musings"], k=self.rng.randint(1, 2)),
+        ]
         return think_block(" ".join(sentences).format(**self.words))
 
     def _happens(self, what: str) -> bool:
         return self.rng.random() < getattr(self.skill, what)
 
 
-_OWNER_PLANS = (
-    "Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",
-    "Here is the plan: I'll do {fn} in {path} first, I edit {shared} and you do not.",
-)
-_PLANS = (
-    "Plan: I'll take {fn} in {path} first, you take {shared}: {export}",
-    "Here is the plan: I'll do {fn} in {path} first, you edit {shared}: {export}",
-)
-_REPORTS = ("I changed {path}.", "{fn} in {path} is done.", "I am done with {fn} in {path}.")
-_MALFORMED = (
-    "I will run this now: {command}",
-    "<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n",
-)
-
-_THINK_PLAN = ("We are two, so we should agree first. My part is {fn} in {path}.",)
-_THINK_REPORT = ("{partner} should know that my part is done.",)
-_THINK_READ = ("Let me read {shared} to see how it is written now.",)
-_THINK_ADD = ("Now I change {path}. The rest of the file stays as it is.", "My part is {fn} in {path}.")
-_THINK_EXPORT = ("Now I change {shared}. The rest of the file stays as it is.",)
-_THINK_SUBMIT = ("I am done with {fn}, so I submit.", "There is nothing left to do, so I submit now.")
-_THINK_DAWDLE = ("I wait and see what {partner} does.", "I am not sure what to do next, let me look around.")
-_MUSINGS = (
-    "It is a small change.",
-    "I should be careful with the names.",
-    "One command is enough for this.",
-    "After that I can go on with the next step.",
-)
+_WORDINGS: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("script.toml").read_text("utf-8"))
+"""Occasion -> alternative wordings."""

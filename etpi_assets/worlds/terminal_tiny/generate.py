@@ -14,9 +14,11 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.family import WHY_UNPROVEN, Task
@@ -59,7 +61,7 @@ class RequestKind:
     verb: str
     wordings: tuple[str, ...]
     command: str
-    text: Callable[[RequestContext], str] = lambda context: ""
+    text: Callable[[RequestContext], str]
     unordered: bool = False
     removes: bool = False
     packed: bool = False
@@ -99,80 +101,29 @@ def _joined(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-KINDS: tuple[RequestKind, ...] = (
-    RequestKind(
-        "wc", ("Count the lines of {source} into {out}.",), "wc -l < {source} > {out}", lambda s: f"{len(s.lines)}\n"
-    ),
-    RequestKind(
-        "grep",
-        ("Search {source} for {word}, lines into {out}.",),
-        "grep {word} {source} > {out}",
-        lambda s: _joined([line for line in s.lines if s.word in line]),
-    ),
-    RequestKind(
-        "sort", ("Sort the lines of {source} into {out}.",), "sort {source} > {out}", lambda s: _joined(sorted(s.lines))
-    ),
-    RequestKind(
-        "head",
-        ("Put the first {number} lines of {source} into {out}.",),
-        "head -n {number} {source} > {out}",
-        lambda s: _joined(s.lines[: s.number]),
-    ),
-    RequestKind(
-        "tail",
-        ("Put the last {number} lines of {source} into {out}.",),
-        "tail -n {number} {source} > {out}",
-        lambda s: _joined(s.lines[-s.number :]),
-    ),
-    RequestKind(
-        "find",
-        ("Find the files of {folder}, paths into {out}.",),
-        "find {folder} -type f > {out}",
-        lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
-        unordered=True,
-    ),
-    RequestKind("cp", ("Copy {source} to {out}.",), "cp {source} {out}", lambda s: s.files[s.source]),
-    RequestKind("rm", ("Remove {source}.",), "rm {source}", removes=True),
-)
+_TEXTS: Mapping[str, Callable[[RequestContext], str]] = {
+    "nothing": lambda s: "",
+    "line_count": lambda s: f"{len(s.lines)}\n",
+    "matches": lambda s: _joined([line for line in s.lines if s.word in line]),
+    "match_count": lambda s: f"{sum(s.word in line for line in s.lines)}\n",
+    "sorted": lambda s: _joined(sorted(s.lines)),
+    "head": lambda s: _joined(s.lines[: s.number]),
+    "tail": lambda s: _joined(s.lines[-s.number :]),
+    "paths": lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
+    "path_count": lambda s: f"{len(s.files)}\n",
+    "members": lambda s: _joined(list(s.files)),
+    "copy": lambda s: s.files[s.source],
+}
+"""Name -> the content of `out` after the command."""
 
 
-def _also_worded(verb: str, wording: str) -> RequestKind:
-    """Return the kind of KINDS for a verb with another wording besides its own."""
-    kind = next(kind for kind in KINDS if kind.verb == verb)
-    return replace(kind, wordings=(*kind.wordings, wording))
+def _kind(row: Mapping[str, Any]) -> RequestKind:
+    return RequestKind(**{**row, "wordings": tuple(row["wordings"]), "text": _TEXTS[row.get("text", "nothing")]})
 
 
-_NO_DAEMON = "no_reference: a sandbox has no docker daemon"
-
-PUBLISHED_KINDS: tuple[RequestKind, ...] = (
-    RequestKind("docker", ("List the docker containers into {out}.",), "docker ps -a > {out}", why_unproven=_NO_DAEMON),
-    _also_worded("find", "Locate every file of {folder}, paths into {out}."),
-    _also_worded("grep", "Put the lines of {source} matching {word} into {out}."),
-    RequestKind("tar", ("Unpack the archive {archive}.",), "tar -xf {archive}", packed=True, unpacks=True),
-    _also_worded("wc", "How many lines has {source}? Put the number into {out}."),
-    RequestKind("docker", ("Start a container of the image {word}.",), "docker run -d {word}", why_unproven=_NO_DAEMON),
-    RequestKind(
-        "find",
-        ("Find the files of {folder} and count them into {out}.",),
-        "find {folder} -type f | wc -l > {out}",
-        lambda s: f"{len(s.files)}\n",
-    ),
-    RequestKind(
-        "grep",
-        ("Search {source} for {word} and count the lines into {out}.",),
-        "grep {word} {source} | wc -l > {out}",
-        lambda s: f"{sum(s.word in line for line in s.lines)}\n",
-    ),
-    RequestKind(
-        "tar",
-        ("List the paths in the archive {archive} into {out}.",),
-        "tar -tf {archive} > {out}",
-        lambda s: _joined(list(s.files)),
-        packed=True,
-    ),
-    RequestKind("docker", ("Stop the container {word}.",), "docker stop {word}", why_unproven=_NO_DAEMON),
-)
-"""Requests for the programs that the published relevance reward names, some of them for two at once."""
+_ROWS = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text("utf-8"))
+KINDS, PUBLISHED_KINDS = (tuple(map(_kind, _ROWS[name])) for name in ("files", "published"))
+"""The requests of a suite's params `requests`."""
 
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "wc": ("count",), "grep": ("search",), "sort": ("sort",), "head": ("first",), "tail": ("last",),

@@ -17,7 +17,8 @@ import os
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -33,6 +34,7 @@ SOURCES = ("suite", "rollout_set")
 """Of these sets every partition of a key is exchanged: its resolved spec and scores too, which no version needs."""
 _BY_CONTENT = re.compile(r".*/version=[^/]+/.*|checkpoints/[0-9a-f]{16}/.*")
 _PART = 8 << 20
+_REMEDY = "push it again from a lake that has it, with --again"
 _VALUE_BYTES = 16
 """The fewest bytes that an index has for each of its values: a file's path, size and hash have 150."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -265,11 +267,10 @@ class Bucket:
         if self._folder:
             return self._swap_file(self._folder / INDEX, index.to_bytes(), tag)
         try:
-            self._api.put(self._store, INDEX, index.to_bytes(), mode={"e_tag": tag} if tag else "create")
+            with self._existing():
+                self._api.put(self._store, INDEX, index.to_bytes(), mode={"e_tag": tag} if tag else "create")
         except (AlreadyExistsError, PreconditionError):
             return False
-        except FileNotFoundError as error:
-            raise LakeError(f"{self.url}: there is no such bucket; create it first") from error
         return True
 
     @staticmethod
@@ -286,17 +287,9 @@ class Bucket:
         """Store a file; one of the same content is replaced by itself. A large one is visible when all is there."""
         size = path.stat().st_size
         self.requests["put"] += 1 if size <= _PART else -(-size // _PART) + 2
-        try:
-            self._api.put(
-                self._store,
-                key,
-                path,
-                chunk_size=max(_PART, size // 5000),
-                use_multipart=size > _PART,
-                max_concurrency=4,
-            )
-        except FileNotFoundError as error:
-            raise LakeError(f"{self.url}: there is no such bucket; create it first") from error
+        parts = {"chunk_size": max(_PART, size // 5000), "use_multipart": size > _PART, "max_concurrency": 4}
+        with self._existing():
+            self._api.put(self._store, key, path, **parts)
 
     def put_if_absent(self, key: str, data: bytes) -> bytes:
         """Store an object unless there is one; return the content that the bucket now has."""
@@ -304,12 +297,19 @@ class Bucket:
 
         self.requests["put"] += 1
         try:
-            self._api.put(self._store, key, data, mode="create")
+            with self._existing():
+                self._api.put(self._store, key, data, mode="create")
         except AlreadyExistsError:
             data = bytes(self._object(key).bytes())
+        return data
+
+    @contextmanager
+    def _existing(self) -> Iterator[None]:
+        """Say of a failed request that the bucket does not exist, which is all that stores say."""
+        try:
+            yield
         except FileNotFoundError as error:
             raise LakeError(f"{self.url}: there is no such bucket; create it first") from error
-        return data
 
     def get(
         self, key: str, path: Path, size: int, sha256: str, advance: Callable[[int], None] = lambda n: None
@@ -329,13 +329,10 @@ class Bucket:
                     digest.update(chunk)
                     advance(len(chunk))
             if read != size or digest.hexdigest() != sha256:
-                remedy = "push it again from a lake that has it, with --again"
-                raise LakeError(f"{self.url}: {key} is damaged: its content is not what the index says; {remedy}")
+                raise LakeError(f"{self.url}: {key} is damaged: its content is not what the index says; {_REMEDY}")
             beside.replace(path)
         except FileNotFoundError as error:
-            raise LakeError(
-                f"{self.url}: {key} is missing; push it again from a lake that has it, with --again"
-            ) from error
+            raise LakeError(f"{self.url}: {key} is missing; {_REMEDY}") from error
         finally:
             beside.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from etpi_resources.lake import formats, moves
+from etpi_resources.lake import formats, store
 from etpi_resources.lake.exchange import journals
 from etpi_resources.lake.exchange.bucket import Bucket, Index, Unit, folder_name, object_key, ref_of, units_of
 from etpi_resources.lake.exchange.remote import (
@@ -53,10 +53,8 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
         wanted = [*reached, *behind] if options.weights else [n for n in reached if n.split("/")[0] not in _WEIGHTS]
         missing = {name: files for name in wanted if (files := _missing(lake, name, index.units[name], result.moved))}
         area = lake.scratch("pull")  # kept if this is killed, so that the next pull continues after the finished files
-        fetched = {
-            sha256: (object_key(path, sha256), size) for fs in missing.values() for path, (size, sha256) in fs.items()
-        }
-        fetched = {sha256: value for sha256, value in fetched.items() if not (area / sha256).exists()}
+        files = [(path, *described) for of_unit in missing.values() for path, described in of_unit.items()]
+        fetched = {sha: (object_key(path, sha), size) for path, size, sha in files if not (area / sha).exists()}
         result.units, result.files = len(missing), len(fetched)
         result.bytes = sum(size for _, size in fetched.values())
         if options.dry_run:
@@ -75,17 +73,12 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
         replaced[REMOTE] = str((area / REMOTE).relative_to(lake.root))  # moves with the pointers, also over a kill
         with lake.lock("publish"):
             formats.mark(lake.root)
-            if moved := [name for name in result.moved if state_of(lake, ref_of(name)) != here[name]]:
-                raise LakeError(
-                    f"{ref_of(moved[0])} was published while it was pulled; nothing was replaced. Pull again"
-                )
-            pointers = [
-                (f"{name}/{kind}", new)
-                for name in result.moved
-                for kind, new in zip(_POINTERS, there[name], strict=True)
-            ]
-            texts = {path: (read_pointer(lake.root / path), new and new.text().encode()) for path, new in pointers}
-            moves.move(lake.root, texts, replaced)
+            if moved := [ref for ref in map(ref_of, result.moved) if state_of(lake, ref) != here[folder_name(ref)]]:
+                raise LakeError(f"{moved[0]} was published while it was pulled; nothing was replaced. Pull again")
+            named = [(name, *each) for name in result.moved for each in zip(_POINTERS, there[name], strict=True)]
+            pointers = {f"{name}/{kind}": new and new.text().encode() for name, kind, new in named}
+            texts = {path: (read_pointer(lake.root / path), new) for path, new in pointers.items()}
+            store.move(lake.root, texts, replaced)
         shutil.rmtree(area)
         return result
 
@@ -146,10 +139,8 @@ def _place(
             for path in sorted(files, key=lambda path: "/manifest-" in path):
                 staged = area / files[path][1]
                 if path.startswith("reports/"):
-                    replaced[path] = str(
-                        shutil.copyfile(staged, area / f"{len(replaced)}.report").relative_to(lake.root)
-                    )
-                    # fmt: skip
+                    copy = shutil.copyfile(staged, area / f"{len(replaced)}.report")
+                    replaced[path] = str(copy.relative_to(lake.root))
                 elif not put_if_absent(lake.root / path, staged) and "/part-" in path:
                     shutil.copyfile(staged, area / "damaged")
                     (area / "damaged").replace(lake.root / path)

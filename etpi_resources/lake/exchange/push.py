@@ -85,10 +85,8 @@ class _Described:
             folder = self.lake.checkpoint_dir(name)
             yield f"checkpoints/{name}", lambda folder=folder: self._unit(folder.rglob("*"))
         for path, ids in self.trainings.items() if weights else ():
-            files, needs = (
-                [path, *(path.parents[1] / "rounds" / path.stem).rglob("*")],
-                [f"checkpoints/{i}" for i in ids],
-            )
+            files = [path, *(path.parents[1] / "rounds" / path.stem).rglob("*")]
+            needs = [f"checkpoints/{checkpoint}" for checkpoint in ids]
             yield f"trained/{path.stem}", lambda files=files, needs=needs: self._unit(files, needs)
 
     def _unit(self, paths: Iterable[Path], needs: Iterable[str] = ()) -> Unit:
@@ -98,12 +96,10 @@ class _Described:
 
     def _version(self, publication: Publication, index: Index | None) -> Unit:
         manifest, version, references = publication.manifest, publication.version, self.references
-        rows = {
-            n: parquet.read(n, self.lake.files_of(manifest, n)).to_pylist() for n in _NAME_FILES & {*manifest.tables}
-        }
-        reports = [
-            self.lake.root / row["path"] for row in rows.get("reports", ())
-        ]  # each may be newer than its version
+        named = _NAME_FILES & {*manifest.tables}
+        rows = {name: parquet.read(name, self.lake.files_of(manifest, name)).to_pylist() for name in named}
+        # A report may be newer than its version.
+        reports = [self.lake.root / row["path"] for row in rows.get("reports", ())]
         unit = self._unit([publication.path, *reports])
         for table in manifest.tables.values():
             unit.files |= {f["path"]: (f["bytes"], f["sha256"]) for f in table["files"]}
@@ -120,9 +116,8 @@ class _Described:
     def journals(self) -> Iterator[tuple[str, Path, list[str]]]:
         """Yield the unit, the file and the needs of journals of rollout sets and of checkpoints' evaluations."""
         scratch, sets = self.lake.root / "scratch", {r.key for r in map(ref_of, self.states) if r.set == "rollout_set"}
-        for path in sorted(
-            [*scratch.glob("rollouts/*/*/journal-*.jsonl"), *scratch.glob("evaluations/*/journal-*.jsonl")]
-        ):
+        found = [*scratch.glob("rollouts/*/*/journal-*.jsonl"), *scratch.glob("evaluations/*/journal-*.jsonl")]
+        for path in sorted(found):
             name, needs = f"journal/{path.relative_to(self.lake.root)}", list[str]()
             if path.name.endswith(".aside.jsonl") or (path.parts[-4] == "rollouts" and path.parts[-3] not in sets):
                 continue
@@ -213,10 +208,8 @@ class _Push:
         if first != f"collected {collected}" or self.options.again:  # else some may have been removed
             self.sent.write_text(f"collected {collected}\n")
             lines = []
-        sent, todo = (
-            {key: (int(size), sha256) for key, size, sha256 in (line.split("\t") for line in lines)},
-            dict[str, Any](),
-        )
+        sent = {key: (int(size), sha256) for key, size, sha256 in (line.split("\t") for line in lines)}
+        todo: dict[str, Any] = {}
         for name, unit in units.items():
             for path, (_, sha256) in unit.files.items():
                 if (key := object_key(path, sha256)) in sent:

@@ -27,6 +27,8 @@ REMOTE = "remote.json"
 THREADS = 16
 Side = Literal["ours", "theirs"]
 CheckLine = Callable[[bytes, str], Any]
+States = Mapping[str, State]
+"""Partition -> its state."""
 
 
 class Diverged(LakeError):
@@ -69,16 +71,9 @@ class Remote(BaseModel):
 
     def text(self, lake: Lake, index: Index, agreed: Iterable[str] = ()) -> str:
         """Take over what the index says, and that both sides agree on some partitions; return the file's content."""
-        agreed = {
-            *agreed,
-            *(
-                name
-                for name, state in self.pushing.items()
-                if name in index.partitions and state == index.partitions[name].state
-            ),
-        }
-        self.pushing = {}
         self.there = {name: partition.state for name, partition in index.partitions.items()}
+        agreed = {*agreed, *(name for name, state in self.pushing.items() if self.there.get(name) == state)}
+        self.pushing = {}
         self.base |= {name: self.there.get(name, NOTHING) for name in agreed}
         self.left = [name for name in self.left if not lake.checkpoint_dir(name).is_dir()]
         self.looked = now()
@@ -182,10 +177,8 @@ def split(
         elif word != "same":
             result.other[name] = word
     if diverged:
-        remedy = (
-            "moved here and in the bucket, so nothing was exchanged; --ours or --theirs says which becomes current:"
-        )
-        raise Diverged("\n".join([remedy, *diverged]))
+        head = "moved here and in the bucket, so nothing was exchanged; --ours or --theirs says which becomes current:"
+        raise Diverged("\n".join([head, *diverged]))
     return result
 
 

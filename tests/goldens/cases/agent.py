@@ -18,7 +18,7 @@ from etpi_assets.agent.observation import format_observation, format_summary
 from etpi_assets.agent.patches import unified_diff
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import TOOLS
-from etpi_assets.rollouts.plan_first.rollout import ScriptSandboxes, plan_first_engine, run_plan_first
+from etpi_assets.rollouts.plan_first import ScriptSandboxes, plan_first_engine, run_plan_first
 from etpi_assets.rollouts.teachers import POLICIES
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, RolloutSetSpec, TemplatedSection
 from etpi_assets.tasks.families import load_family

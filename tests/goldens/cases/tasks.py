@@ -19,8 +19,8 @@ from etpi_assets.tasks.holes import dig
 from etpi_assets.tasks.reports import counts, unittest_outcomes
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_assets.tasks.task_checks import check_tasks
-from etpi_assets.worlds.repo_fix_tiny import judge as repo_fix
-from etpi_assets.worlds.terminal_tiny import judge as terminal
+from etpi_assets.worlds.repo_fix_tiny import solution
+from etpi_assets.worlds.terminal_tiny import judge, wanted
 from etpi_resources.sandboxes import Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.goldens.folders import new_folder
@@ -88,7 +88,7 @@ def proofs() -> dict[str, Any]:
     family = load_family("repo_fix_tiny")
     task, other, *_ = world("repo_fix_tiny")
     broken = replace(task, task_id="broken", payload={**task.payload, "value": task.payload["value"] + 1})
-    idle = replace(other, task_id="idle", payload={**other.payload, "files": repo_fix.solution(other)})
+    idle = replace(other, task_id="idle", payload={**other.payload, "files": solution(other)})
     outcomes = list(family.validate([task, broken, idle], BOX))
     accepted = [item for item in outcomes if isinstance(item, Task)]
     rejected = [item for item in outcomes if isinstance(item, RejectedInput)]
@@ -135,7 +135,7 @@ def repo_fix_tiny() -> dict[str, Any]:
     }
     results = {"idle": family.judge(task, {"agent1": dict(task.payload["files"])}, BOX)}
     for name, changes in work.items():
-        files = {path: text for path, text in {**repo_fix.solution(task), **changes}.items() if text is not None}
+        files = {path: text for path, text in {**solution(task), **changes}.items() if text is not None}
         results[name] = family.judge(task, {"agent1": files}, BOX)
     return verdicts(**results)
 
@@ -154,7 +154,7 @@ def terminal_tiny() -> dict[str, Any]:
         with BOX.create(family.workspace(task, role)) as sandbox:
             sandbox.run(command)
             results[name] = family.judge_in_place(task, {"agent1": sandbox}, BOX)
-    results["text"] = terminal.judge(task, terminal.wanted(task))
+    results["text"] = judge(task, wanted(task))
     return verdicts(**results)
 
 

@@ -10,8 +10,7 @@ from etpi_assets.agent.interpreter import FOLDER, cell_command
 from etpi_assets.agent.tools import INTERPRETER
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.arithmetic_tiny import FAMILY
-from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy, answer
+from etpi_assets.worlds.arithmetic_tiny import FAMILY, ArithmeticSkill, ArithmeticTinyPolicy, answer
 from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
 from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 

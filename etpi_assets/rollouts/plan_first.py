@@ -1,6 +1,7 @@
-"""Templated plan-first rollouts: the agent loop plays the script, without workspaces or a judge.
+"""Templated plan-first rollouts: the agent loop plays a script, without workspaces or a judge.
 
-So prompts, INBOX lines and observations have the form of live rollouts.
+So prompts, INBOX lines and observations have the form of live rollouts. Every turn of the script is parsed back by the
+parser that inference uses; a turn that this parser does not understand is an error.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import posixpath
 import random
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
+from etpi_assets.agent.actions import format_action, read_actions
 from etpi_assets.agent.loop import SUBMIT, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.rollouts.plan_first.script import TESTS, PlanFirstAgent, write_turns
 from etpi_assets.specs.rollout_set import RolloutSetSpec, TemplatedSection
 from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.trajectories.records import RolloutRecord
@@ -23,6 +26,9 @@ from etpi_resources.sandboxes import CommandResult, Environment, Limits, Sandbox
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
+
+WAITING = "echo waiting"
+TESTS = "pytest"
 
 
 class PlanFirstPolicy:
@@ -191,3 +197,72 @@ def choose(texts: Sequence[str], pattern: str, how: str, rng: random.Random) -> 
     first = rng.choice(by_agent[0] or every)
     rest = [path for path in by_agent[-1] if path != first] or [path for path in every if path != first]
     return first, rng.choice(rest)
+
+
+@dataclass(frozen=True)
+class PlanFirstAgent:
+    """One agent of the script: its id, its partner's, the file that each of them changes, whether it writes first."""
+
+    agent_id: str
+    partner: str
+    own_file: str
+    partner_file: str
+    first: bool
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Values of the placeholders in the phrases."""
+        return {"partner": self.partner, "own": self.own_file, "other": self.partner_file}
+
+
+def write_turns(agent: PlanFirstAgent, section: TemplatedSection, rng: random.Random) -> list[str]:
+    """Write the agent's turns in order; the last one submits. Raises ValueError if a turn does not parse back."""
+
+    def phrase(occasion: str) -> str:
+        return rng.choice(_PHRASES[occasion]).format(**agent.words)
+
+    def message(text: str, prose: str, *, wait: bool = False) -> str:
+        return _message(agent.partner, phrase(text), phrase(prose), section, wait)
+
+    if agent.first or section.second == "plan":
+        # A partner that waits first answers a round later. Bash before its answer would not be plan-first.
+        opening = [message("plans", "before_plan", wait=section.second == "wait")]
+    elif section.second == "acknowledge":
+        opening = [message("answers", "before_acknowledgement")]
+    else:
+        opening = [_bash(WAITING, phrase("before_wait"), section), message("answers", "before_answer")]
+    work = {
+        f"cat {agent.own_file}": "before_read",
+        f"sed -i 's/[[:space:]]*$//' {agent.own_file}": "before_edit",
+        f"git diff --stat {agent.own_file}": "before_diff",
+        **({TESTS: "before_tests"} if section.run_tests else {}),
+        f"echo {SUBMIT}": "before_submit",
+    }
+    return opening + [_bash(command, phrase(occasion), section) for command, occasion in work.items()]
+
+
+def _bash(command: str, prose: str, section: TemplatedSection) -> str:
+    text = _turn(prose, command, section)
+    actions, error = read_actions(text)
+    if error or [(a.kind, a.command) for a in actions] != [("bash", command)]:
+        raise ValueError(f"the turn {text!r} parses back as {actions or error}, not as the command {command!r}")
+    return text
+
+
+def _message(partner: str, message: str, prose: str, section: TemplatedSection, wait: bool) -> str:
+    text = _turn(prose, f"send_message {'--wait ' * wait}{partner} <<'MSG'\n{message}\nMSG", section)
+    actions, error = read_actions(text)
+    parsed = [(a.kind, a.to, a.message, a.pure, a.wait) for a in actions]
+    if error or parsed != [("send_message", partner, message, True, wait)]:
+        raise ValueError(f"the turn {text!r} parses back as {actions or error}, not as a message to {partner}")
+    return text
+
+
+def _turn(prose: str, command: str, section: TemplatedSection) -> str:
+    if section.calls == "runtime":
+        return f"{prose}\n\n{format_action(command)}"
+    return f"{prose} <tool_call><function=bash><parameter=command>\n{command}\n</parameter></function></tool_call>"
+
+
+_PHRASES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Occasion -> alternative wordings."""
