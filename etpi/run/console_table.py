@@ -9,6 +9,7 @@ from typing import Any
 from etpi.run import CATALOG
 from etpi.run.columns import aligned
 from etpi_assets.curation.lost import listed_with_keys
+from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, where_read
 from etpi_assets.specs.load import Specs
@@ -109,9 +110,9 @@ def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:
             if figures.get("dropped") and "offered" in figures:
                 lost = f"{figures['dropped']:,} of {figures['offered']:,}: {listed_with_keys(figures['reasons'])}"
                 lines.append(f"  dropped by {step.asset}: {lost}")
-            elif figures.get("quarantined"):
-                of_asset = f"FROM quarantined WHERE asset = '{step.asset}'"  # the table has tasks and runs
-                why = f'etpi sql -c "SELECT source, row, reason, detail {of_asset}"'
+            elif figures.get("quarantined") and "quarantined" in GRAPH[step.asset].tables:
+                of_version = f"FROM quarantined WHERE asset = '{step.asset}' AND {step.set} = '{step.key}'"
+                why = f'etpi sql -c "SELECT source, row, reason, detail {of_version}"'
                 count = f"{figures['quarantined']:,} of {figures['found']:,} inputs"
                 lines.append(f"  quarantined by {step.asset} of {step.key}: {count}; each with its reason: {why}")
     return lines

@@ -14,9 +14,11 @@ from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.lost import keeping, listed_with_keys
 from etpi_assets.curation.pair_blocks import PairBuilder
 from etpi_assets.curation.select import select
+from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step
 from etpi_assets.specs.experiment import GatesSection, PairsSection, SelectSection
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support.conversations import NoDefault, tables_of
@@ -34,6 +36,8 @@ capture = "retokenised"
 kind = "none"
 tokenizer = "tiny"
 chat_template = "tiny"
+[gates.override]
+tools_offered = "one row has none"
 """
 ROW = recorded_run(0, 2)
 NO_ID = {key: value for key, value in ROW.items() if key != "instance_id"}
@@ -58,7 +62,10 @@ def curation(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
     curation.write("rollout_sets", "mine", SET.replace("PATH", str(write_runs(folder, ROWS))))
     for rule in ("drop", "keep"):
         curation.write("experiments", rule, EXPERIMENT.replace("RULE", rule))
+    (other := folder / "other").mkdir()
+    curation.write("rollout_sets", "other", SET.replace("PATH", str(write_runs(other, ROWS[-2:]))))
     curation.make_set("mine")
+    curation.make_set("other")
     for rule in ("drop", "keep"):
         curation.make("selected_trajectories", rule)
     return curation
@@ -87,8 +94,22 @@ def test_status_names_what_is_lost_and_the_key_that_keeps_it(curation):
         Step("selected_trajectories", "experiment", "drop", "ok"),
     ]
     raw, selected = lost_lines(steps, curation.lake)
-    assert "1 of 9 inputs" in raw and "FROM quarantined" in raw
+    assert "1 of 9 inputs" in raw
     assert "5 of 8: duplicate 5" in selected and "select.duplicates" in selected
+
+
+def test_query_that_status_prints_shows_the_rows_that_it_counted(curation, tmp_path):
+    for asset in ("tito_pairs", "upweighted_dataset"):
+        curation.make(asset, "drop")
+    steps = [
+        Step("raw_rollouts", "rollout_set", "mine", "ok"),
+        Step("raw_rollouts", "rollout_set", "other", "ok"),
+        Step("upweighted_dataset", "experiment", "drop", "ok"),
+    ]
+    queries = [line.split('"')[1] for line in lost_lines(steps, curation.lake) if "quarantined" in line]
+    with connect(build(curation.lake, GRAPH.values(), tmp_path / "catalog.duckdb")) as db:
+        found = [db.sql(query).fetchall() for query in queries]
+    assert [[row[1] for row in rows] for rows in found] == [[8], [1]]
 
 
 def test_reasons_are_listed_most_first_with_their_keys():
