@@ -76,10 +76,10 @@ def read_text(path: Path) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     """Return every file below a folder, sorted. Raises PathOutside for a FIFO, a socket or a device."""
-    found = sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir())
-    for path in found:
+    files = sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir())
+    for path in files:
         require_file(path)
-    return found
+    return files
 
 
 def read_inside(folder: Path, path: str, most: int = MOST_BYTES) -> bytes:

@@ -196,7 +196,7 @@ class VllmEngine:
         answer = self._endpoints.post("/v1/chat/completions", self._common_body(request) | body, request.session)
         (choice,) = answer["choices"]
         prompt, output = self._ids(answer.get("prompt_token_ids"), choice.get("token_ids"))
-        self._require_own_answer(request, answer, output)
+        self._require_own_answer(request, answer, [*prompt, *output])
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
         message = choice.get("message") or {"role": "assistant", "content": ""}
         return self._completion(request, choice, prompt, output, logprobs, message)
@@ -228,13 +228,13 @@ class VllmEngine:
             raise EngineUnavailable(NO_IDS.format(model=self.name, urls=urls, what=f"no {' and no '.join(missing)}"))
         return prompt, output
 
-    def _require_own_answer(self, request: Request, answer: Mapping[str, Any], output: Sequence[int]) -> None:
+    def _require_own_answer(self, request: Request, answer: Mapping[str, Any], ids: Sequence[int]) -> None:
         """Raise RuntimeError if the answer is another model's or has ids that the vocabulary lacks."""
         if answer.get("model", self.name) not in self._names:
             raise RuntimeError(f"{self.name}: {answer['model']!r} answered {request.request_id}")
-        if not 0 <= min(output) <= max(output) < self._vocab_size:
+        if not 0 <= min(ids) <= max(ids) < self._vocab_size:
             raise RuntimeError(
-                f"{self.name} answered {request.request_id} with ids from {min(output)} to {max(output)}, but the "
+                f"{self.name} answered {request.request_id} with ids from {min(ids)} to {max(ids)}, but the "
                 f"vocabulary has {self._vocab_size}"
             )
 

@@ -404,6 +404,14 @@ def test_status_that_every_request_would_get_stops_the_collection(server, code):
         hosted(server).complete([ask()])
 
 
+@pytest.mark.parametrize("token", [-5, 10**30])
+def test_prompt_of_ids_beyond_the_vocabulary_is_refused(server, token):
+    engine, answer = vllm(server, request="chat"), server.answer
+    server.answer = lambda path, body: answer(path, body) | {"prompt_token_ids": [1, token]}
+    with pytest.raises(RuntimeError, match="but the vocabulary has"):
+        engine.complete([ask()])
+
+
 def test_redirect_names_the_address(server):
     server.always = lambda handler: handler.reply(308, None, location="https://host/v2/chat/completions")
     with pytest.raises(EngineUnavailable, match="moved to https://host/v2;"):
