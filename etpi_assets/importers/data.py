@@ -139,6 +139,7 @@ MAP_KEYS: Mapping[str, tuple[str, str]] = {
     "reasoning": ("message", "thought"),
     "answers": ("message", "result_of"),
     "prompt": ("run", "context"),
+    "input": ("run", "input"),
     "answer": ("run", "messages"),
 }
 """Key of a map -> (table, slot) of a format. The keys `user`, `assistant` and `tool` are the file's names of roles."""

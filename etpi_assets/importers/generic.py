@@ -90,6 +90,8 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
             raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
         read = read_messages(value, f"{where}, {slot}", spec, options.unread, role)
         if slot == "context":
+            if read and (more := spec.first("run", "input", row, str)):
+                read[-1].text = f"{read[-1].text}\n\n{more}"
             for message in read:
                 message.trained, message.kind = False, "prompt"
         elif [(m.role, m.text) for m in read[: len(messages)]] == [(m.role, m.text) for m in messages]:

@@ -13,7 +13,7 @@ from etpi_resources.rows.bounded import Unreadable
 
 _OTHERS = {
     ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",
-    ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,answer=output leaves `input` out; or",
+    ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,input=input,answer=output; or",
     ("input", "output"): "these are OpenRLHF's keys: --map prompt=input,answer=output; or",
     ("query", "response"): "these are ms-swift's keys: --map prompt=query,answer=response leaves `history` out; or",
     ("query", "answers"): "these are xLAM's keys, calls without a conversation:",

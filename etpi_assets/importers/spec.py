@@ -23,8 +23,8 @@ SHIPPED = tuple(sorted(file.stem for file in (Path(__file__).parent / "formats")
 """Names of the formats that etpi ships."""
 BASE = "messages"
 TABLES = {
-    "run": ("messages", "context", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag", "patch")
-    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds")
+    "run": ("messages", "context", "input", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag")
+    + ("patch", "exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds")
     + ("error", "read"),
     "message": ("role", "text", "thought", "calls", "result_of", "time", "trained", "untrained", "partly", "finish")
     + ("exit_code", "command", "prompt_ids", "output_ids", "tools", "media", "wrapper", "context", "usage", "read"),

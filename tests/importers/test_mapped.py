@@ -9,7 +9,7 @@ import pytest
 
 from etpi_assets.importers import import_runs
 from etpi_assets.tasks.family import RejectedInput
-from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from tests.support.rows import called, detect, write_lines
 
 NESTED = {
@@ -124,3 +124,15 @@ def test_prompts_beside_their_answers_or_without_any_are_told_apart(tmp_path, ro
 
 def _text(value: str | list[dict[str, str]]) -> str:
     return value if isinstance(value, str) else value[0]["content"]
+
+
+@pytest.mark.parametrize(("more", "text"), [("2 and 3", "Add.\n\n2 and 3"), ("", "Add."), (None, "Add.")])
+def test_input_of_alpacas_rows_follows_the_prompt(tmp_path, more, text):
+    path = write_lines(tmp_path / "a.jsonl", [{"instruction": "Add.", "input": more, "output": "5"}])
+    columns = {"prompt": "instruction", "input": "input", "answer": "output"}
+    (rollout,) = import_runs("mapped", path, {"map": columns})
+    assert isinstance(rollout, RolloutRecord)
+    assert [(message.role, message.content) for message in own_messages(rollout.agents[0])] == [
+        ("user", text),
+        ("assistant", "5"),
+    ]

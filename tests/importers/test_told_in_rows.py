@@ -523,7 +523,7 @@ def test_row_that_shows_files_is_refused(tmp_path, form):
         ({"talk": [{"from": "human", "value": "q"}]}, ["talk", "sharegpt"]),
         ({"mesages": "x", "id": 1}, ["mesages", "messages"]),
         ({"instruction": "a", "input": "", "output": "b", "history": [["q", "a"]]}, ["Alpaca", "history"]),
-        ({"instruction": "a", "input": "", "output": "b"}, ["--map prompt=instruction,answer=output"]),
+        ({"instruction": "a", "input": "", "output": "b"}, ["--map prompt=instruction,input=input,answer=output"]),
         ({"query": "a", "answers": "[]", "tools": "[]", "id": 1}, ["xLAM", "answers"]),
         ({"system": "s", "chat": "USER: x"}, ["Glaive", "messages"]),
         ({"chosen": "a", "rejected": "b"}, ["compare", "messages"]),
