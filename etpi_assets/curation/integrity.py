@@ -380,13 +380,13 @@ def heldout_outcome(
     for repo, split in counted["splits"]:
         splits_of.setdefault(repo, set()).add(split)
     both = sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1)
-    found = {
+    faults = {
         "repositories": sorted(repo for repo in splits_of if repo in set(heldout_repos)),
         "tasks": sorted(str(task) for task in tasks & set(heldout_tasks))[:_SHOWN],
         "both": both if val_by == "repository" else [],
         "unknown": [repo for repo in splits_of if repo is None],
     }
-    problems = [part("heldout_split", name, found=names) for name, names in found.items() if names]
+    problems = [part("heldout_split", name, found=names) for name, names in faults.items() if names]
     figures = {
         "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in splits_of.items()},
         "heldout_repos": sorted(heldout_repos),

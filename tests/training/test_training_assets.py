@@ -389,8 +389,8 @@ def test_each_fault_fails_its_check_and_names_the_seed(fault):
 def test_settings_have_every_key_of_their_spec_section_or_leave_it_to_the_starter():
     of_starter = {
         "method", "suite", "tasks", "tasks_from", "min_trust", "agent", "sandbox", "rewards", "scale_advantage",
-        "advantage_eps", "advantage_ddof", "max_broken", "refill", "mask_truncated", "teacher", "partial_rollouts",
-        "stop_at_used",
+        "advantage_eps", "advantage_ddof", "max_broken", "refill", "mask_truncated", "teacher", "teacher_engine",
+        "partial_rollouts", "stop_at_used",
     }  # fmt: skip
     of_server = set(ServerSection.model_fields) | {"engine", "options", "servers", "placement"}
     assert set(SftSettings.model_fields) == set(TrainSection.model_fields) - {"report_to"}

@@ -116,8 +116,8 @@ class _Described:
     def journals(self) -> Iterator[tuple[str, Path, list[str]]]:
         """Yield the unit, the file and the needs of journals of rollout sets and of checkpoints' evaluations."""
         scratch, sets = self.lake.root / "scratch", {r.key for r in map(ref_of, self.states) if r.set == "rollout_set"}
-        found = [*scratch.glob("rollouts/*/*/journal-*.jsonl"), *scratch.glob("evaluations/*/journal-*.jsonl")]
-        for path in sorted(found):
+        files = [*scratch.glob("rollouts/*/*/journal-*.jsonl"), *scratch.glob("evaluations/*/journal-*.jsonl")]
+        for path in sorted(files):
             name, needs = f"journal/{path.relative_to(self.lake.root)}", list[str]()
             if path.name.endswith(".aside.jsonl") or (path.parts[-4] == "rollouts" and path.parts[-3] not in sets):
                 continue
