@@ -175,6 +175,14 @@ def test_turn_after_the_same_messages_is_trained_once(case: str) -> None:
     assert (outcome.passed, outcome.figures["repeated_turns"]) == (not unjoined, unjoined)
 
 
+def test_rollouts_that_are_kept_twice_repeat_no_turn_elsewhere() -> None:
+    tables = tables_of([GO, said(LONG)], [GO, said(LONG)])
+    names = tables["rollouts"]["rollout_id"].to_pylist()
+    rows = from_rows("selected", [{"rollout_id": name, "repeated": None} for name in names])
+    figures = once_outcome(rows, paths_of(tables)).figures
+    assert (figures["repeated_turns"], figures["rollouts"]) == (0, 0)
+
+
 def test_repeated_turn_is_context_in_one_rollout_and_trained_in_the_other() -> None:
     tables = tables_of(*CASES["a retry"][0])
     repeats = {"r1": {"agent1": [0]}}

@@ -75,19 +75,20 @@ def test_shortest_correct_compares_tokens_then_turns_then_sample():
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "reason", "detail"),
     [
-        ({"infrastructure_error": True, "reward": None, "plan_first": None}, "infrastructure"),
-        ({"repo": "quay"}, "excluded_repo"),
-        ({"reward": 0.5}, "low_reward"),
-        ({"reward": None, "verdict": "unknown"}, "no_reward"),
-        ({"plan_first": False, "plan_first_reason": "agent1: no INBOX"}, "no_plan_first"),
-        ({"plan_content": None}, "no_plan_content"),
-        ({"follow_through": 0.5}, "no_follow_through"),
-        ({"plan_content_published": False}, "no_plan_content_published"),
+        ({"infrastructure_error": True, "reward": None, "plan_first": None}, "infrastructure", None),
+        ({"repo": "quay"}, "excluded_repo", None),
+        ({"reward": 0.5}, "low_reward", None),
+        ({"reward": None, "verdict": "unknown"}, "no_reward", None),
+        ({"plan_first": False, "plan_first_reason": "agent1: no INBOX"}, "no_plan_first", "agent1: no INBOX"),
+        ({"plan_first": False}, "no_plan_first", "not all of its agents"),
+        ({"plan_content": None}, "no_plan_content", "not measured"),
+        ({"follow_through": 0.5}, "no_follow_through", "0.5 of its agents"),
+        ({"plan_content_published": False}, "no_plan_content_published", None),
     ],
 )
-def test_first_failed_rule_drops_the_rollout(change, reason):
+def test_first_failed_rule_drops_the_rollout(change, reason, detail):
     section = SelectSection(
         min_reward=1.0,
         require=("plan_first", "plan_content", "follow_through", "plan_content_published"),
@@ -96,8 +97,7 @@ def test_first_failed_rule_drops_the_rollout(change, reason):
     )
     selected, reasons = chosen(section, {"id": "r", **change}, {"id": "good", "task_id": "t2"})
     assert selected == ["good"] and reasons["r"][0] == reason and reasons["r"][1]
-    if reason == "no_plan_first":
-        assert reasons["r"][1] == "agent1: no INBOX"
+    assert detail is None or reasons["r"][1] == detail
 
 
 def test_min_reward_none_keeps_every_reward_but_shortest_correct_still_requires_one():

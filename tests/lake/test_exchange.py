@@ -15,7 +15,7 @@ from etpi.exchange import remote
 from etpi_resources.lake import store
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.check_outcome import CheckOutcome
-from etpi_resources.lake.exchange.bucket import INDEX, NOTHING, Bucket, Index, Mark, Pointer
+from etpi_resources.lake.exchange.bucket import INDEX, NOTHING, Bucket, Index, Mark, Pointer, object_key
 from etpi_resources.lake.exchange.pull import pull
 from etpi_resources.lake.exchange.push import push
 from etpi_resources.lake.exchange.remote import Diverged, Options, Remote, compare, standing
@@ -314,8 +314,10 @@ def test_two_halves_of_a_collection_are_merged_by_key_on_both_sides(tmp_path, bu
     pull(a, bucket), pull(b, bucket)
     assert keys_of(a.root / path) == ["1", "2", "3"]
     assert keys_of(b.root / path) == ["2", "3", "1"]
+    ((size, sha256),) = bucket.index()[0].units[f"journal/{path}"].files.values()
+    bucket.get(object_key(path, sha256), tmp_path / "stored", size, sha256)
     pull(c := Lake(tmp_path / "c"), bucket, ["s"])
-    assert keys_of(c.root / path) == ["1", "2", "3"]
+    assert keys_of(c.root / path) == keys_of(tmp_path / "stored") == ["1", "2", "3"]
     push(a, bucket), pull(a, bucket)
     bucket.requests.clear()
     for lake in (a, b):

@@ -166,5 +166,10 @@ def test_missing_proxy_stops_what_needs_it(repository, monkeypatch, tmp_path):
         outcome(task, BubblewrapFactory())
 
 
+@pytest.mark.parametrize(("network", "identity"), [("none", []), ("index", ["index", ["a.org"]])])
+def test_policy_is_a_part_of_a_task_where_it_can_change_a_verdict(network, identity):
+    assert downloads.identity({"grading": {"network": network, "hosts": ["a.org"]}}) == identity
+
+
 def test_families_have_the_policy_that_their_tests_need():
     assert cooperbench.PARAMS["grading"] == harbor.PARAMS["grading"] == {"network": "index"}

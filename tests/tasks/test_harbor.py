@@ -257,6 +257,14 @@ def test_folder_says_its_variables_and_where_the_agent_works(root):
         assert sandbox.read_files()["out.txt"] == "three\n"
 
 
+@pytest.mark.parametrize("stated", ["memory_mb = 3072", 'memory = "3G"', 'memory = "3072M"'])
+def test_machine_has_the_memory_that_its_folder_states(root, stated):
+    make_folder(root / "tasks", **{"task.toml": f"[environment]\n{stated}\n"})
+    (task,) = load(root)
+    limits = FAMILY.needs(task).limits
+    assert (limits.memory_bytes, limits.processes) == (3 << 30, 512)
+
+
 def test_content_hash_is_independent_of_the_folder_location(root):
     hashes = []
     for index, changes in enumerate([{}, {}, {"tests/count.sh": "x"}, {"environment/start.txt": "other\n"}]):
