@@ -36,7 +36,7 @@ TABLE = ROOT / "bench" / "mutants.json"
 FOLDERS = [f"etpi_assets/{name}" for name in ("curation", "planning", "scoring", "tasks", "trajectories")]
 FOLDERS += [f"etpi_resources/{name}" for name in ("chat", "lake", "trainers")]
 ELSEWHERE = re.compile(
-    r"chat/template_worker|tasks/pytest_recorder|trainers/(interpreter|policy_servers|trackers)|workers/(?!collate"
+    r"chat/template_worker|tasks/pytest_recorder|answers/equality|trainers/(interpreter|policy_servers|trackers)|workers/(?!collate"
     r"|influence|label_head|plan|sample_trees|states|tree_attention)"
 )
 """Modules that run in processes of their own, or that are tested by training."""
@@ -248,7 +248,7 @@ class Callers:
                     self._callers.setdefault(name, set()).add(caller.name)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return names of tests: of the file with the module's name, of files that import it, then of its folder.
+        """Return names of tests: of the file with the module's name, of those that import it, of its folder, and others.
 
         Of each, those with the shortest way come first; its steps are the longer the more functions mention the name.
         """
@@ -266,11 +266,11 @@ class Callers:
         imports = re.compile(rf"\b{package}\.{name}\b|\b{package} import .*\b{name}\b")
         of_module = {path for path in self.texts if path.name == f"test_{name}.py"}
         importing = {path for path, text in self.texts.items() if imports.search(text)}
-        near = of_module | importing | {path for path in self.texts if path.parent.name == folder}
+        of_folder = {path for path in self.texts if path.parent.name == folder}
         reached = (
-            (not paths & of_module, not paths & importing, costs.get(test, math.inf), test)
+            (*(not paths & near for near in (of_module, importing, of_folder)), costs.get(test, math.inf), test)
             for test, paths in self.files.items()
-            if paths & near
+            if test in costs or paths & (of_module | importing | of_folder)
         )
         return [test for *_, test in sorted(reached)][:MOST_TESTS]
 

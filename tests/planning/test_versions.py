@@ -109,3 +109,11 @@ def test_other_minor_versions_of_packages_are_named(monkeypatch, tmp_path):
     assert note(torch="2.12.1", trl="1.1.9") == (
         "made with torch 2.12.1, 2.13.0+cpu is installed; made with trl 1.1.9, 1.2.3 is installed"
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "as_in_0_2"),
+    [(None, False), ({}, True), ({"a": 1, "plugin b": "2"}, True), ({"a": 1, "c": 2}, False)],
+)
+def test_results_of_0_2_are_reused_where_no_number_was_raised(kept, as_in_0_2):
+    assert versions.PartitionVersions(whole={"a": 2}, kept=kept).as_in_0_2 is as_in_0_2
