@@ -248,7 +248,7 @@ class Callers:
                     self._callers.setdefault(name, set()).add(caller.name)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return names of tests: of the file with the module's name, of those that import it, of its folder, and others.
+        """Return names of tests: of the file with the module's name, of those that import it, of its folder, others.
 
         Of each, those with the shortest way come first; its steps are the longer the more functions mention the name.
         """

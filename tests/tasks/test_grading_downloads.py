@@ -6,12 +6,11 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from etpi_assets.tasks import calibration, cooperbench, downloads, harbor, proof
-from etpi_assets.tasks.family import Rejected, RejectedInput, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.downloads.proxy import INDEX_HOSTS, DownloadProxy, through_proxy
@@ -165,19 +164,6 @@ def test_missing_proxy_stops_what_needs_it(repository, monkeypatch, tmp_path):
     task = load(repository, BubblewrapFactory(), network="index", recording=str(tmp_path / "recording"))
     with pytest.raises(SandboxUnavailable, match=r"make mitmproxy.*params\.grading\.network"):
         outcome(task, BubblewrapFactory())
-
-
-@pytest.mark.parametrize(("network", "identity"), [("none", []), ("index", ["index", ["a.org"]])])
-def test_policy_is_a_part_of_a_task_where_it_can_change_a_verdict(network, identity):
-    assert downloads.identity({"grading": {"network": network, "hosts": ["a.org"]}}) == identity
-
-
-@pytest.mark.parametrize(("reason", "named"), [("reference_fails", " Refused: a.org."), ("no_reference", "")])
-def test_refused_downloads_are_named_where_the_reference_ran(monkeypatch, reason, named):
-    monkeypatch.setattr(downloads, "refusals", lambda place: " Refused: a.org.")
-    trial = Mock(place={"image": None}, reference=Mock(side_effect=Rejected(reason, "why.")))
-    rejected = proof.prove(Mock(task_id="t"), [trial], BubblewrapFactory())
-    assert rejected == RejectedInput("t", reason, f"why.{named}")
 
 
 def test_families_have_the_policy_that_their_tests_need():
