@@ -447,3 +447,8 @@ def test_probe_that_was_never_made_is_refused_while_its_training_is_kept(world, 
     world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"})
     world.make("rl_checkpoint", "first", rebuild={planner.ALL})
     assert not world.make("serving_probe", "first").skipped
+
+
+def test_key_that_came_with_new_code_counts_where_somebody_wrote_it():
+    was, now = {"train": {"epochs": 3}}, {"train": {"epochs": 3, "warmup": 2, "decay": 0.1}, "seeds": [0]}
+    assert planner._without_new_defaults(was, now, {"train": {"warmup": 2}}) == {"train": {"epochs": 3, "warmup": 2}}

@@ -367,6 +367,8 @@ def test_a_program_is_judged_by_its_tests(tests, right, wrong):
 
     def verdict(text: str) -> tuple[str, float]:
         result = programs.judge(rows_read, text, FAMILY.needs(one(row())).limits, BOX)
+        if "test" in tests and result.verdict == "failed_tests":
+            assert result.details["test"] == 0, "a check is one test"
         return result.verdict, result.reward
 
     assert verdict(f"First.\n```python\nraise SystemExit\n```\nNow:\n```python\n{right}\n```") == ("passed", 1.0)
