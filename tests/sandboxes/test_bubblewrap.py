@@ -53,7 +53,7 @@ def test_bubblewrap_that_does_not_start_is_reported_with_its_message(tmp_path, m
     ("limit", "answer"),
     [
         ("-t 100", "42"), ("-v 6000000", "42"),  # enough
-        *((limit, "SandboxUnavailable") for limit in ("-t 15", "-v 400000", "-n 512", "-f 1000", "-u 50")),
+        *((limit, "SandboxUnavailable") for limit in ("-t 15", "-v 400000", "-n 512", "-f 1000")),
     ],
 )  # fmt: skip
 def test_limits_that_this_process_inherited_are_no_end_of_a_command(limit, answer):
