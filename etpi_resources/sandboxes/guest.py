@@ -13,9 +13,9 @@ A frame is four bytes of length, most significant first, and a body. The first b
     F (name /)...                     read files outside folders of these names; answer: (length path length data)...
     K                                 end the running command with flag d; no answer of its own
 Flags name the limit that ended the command: t time, m memory, n number of files, s sockets, d disk; - none. k: the
-machine ran out of memory, and the kernel ended a process here. c: the machine gives processes less CPU time than the
-command may take, so it was not started.
-The guest sends an empty frame when it is ready, and exits at the end of its stdin.
+machine ran out of memory, and the kernel ended a process here.
+When it is ready, the guest sends a frame with the seconds of CPU that the machine gives each process here, empty if
+there is no limit; it exits at the end of its stdin.
 """
 
 # The public modules signal and ctypes take longer to import than everything else here together.
@@ -79,7 +79,8 @@ def main():
             resource.setrlimit(kind, (limit, limit) if limit else resource.getrlimit(kind))
         except ValueError:
             sys.exit(f"ulimit -{option} is lower than the {limit} of a sandbox")
-    send(b"")
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    send(b"" if most == resource.RLIM_INFINITY else b"%d" % most)
     while True:
         body = receive()
         kind, rest = body[:1], body[1:]
@@ -116,9 +117,6 @@ def send(body):
 
 def run(command, timeout, score):
     started, before = time.monotonic(), kernel_kills()
-    seconds, most = int(timeout) + 1, resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if most != resource.RLIM_INFINITY and most < seconds:
-        return answer(126, "c", started, 0, b"%d" % most)
     argument = [b"-c", command]
     if len(command) > LONGEST_ARGUMENT:
         # It removes its file, since later commands must not find the tests that a judge's command wrote.
@@ -127,7 +125,8 @@ def run(command, timeout, score):
     out, into = os.pipe()
     # The command inherits the limit and the score: to set a limit later takes a call that commands could use on each
     # other, and the score of a process that has just started cannot be opened.
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 1, most))
     own_score = os.pread(score, 16, 0)
     os.pwrite(score, b"1000", 0)  # where memory runs out, commands go before this process
     try:

@@ -77,12 +77,21 @@ class GuestConnection:
         self._replies = iter(self._environment.replies)
         self._channel: Channel | None = None
         self._ended, self._stop = False, ""
+        self._cpu_seconds: int | None = None
         self._group: MemoryGroup | None = None
         self._kills, self._machine_kills = 0, _machine_kills()
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """Run one bash command; `timeout` in seconds, by default that of the limits."""
+        """Run one bash command; `timeout` in seconds, by default that of the limits.
+
+        Raises SandboxUnavailable: the machine gives processes less CPU time; and as `_end`.
+        """
         timeout = self._limits.command_seconds if timeout is None else timeout
+        if self._cpu_seconds is not None and self._cpu_seconds <= timeout:
+            raise SandboxUnavailable(
+                f"processes here may take {self._cpu_seconds} seconds of CPU (ulimit -t), a command {timeout:g}; start "
+                "etpi, or the container engine, without that limit"
+            )
         started = time.monotonic()
         try:
             request = b"R%.3f\n" % timeout + command.encode("utf-8", "surrogatepass")
@@ -111,11 +120,6 @@ class GuestConnection:
         fits = len(output) <= self._limits.output_bytes + _LONGEST_ERROR and 0 <= int(left_out) < 1 << 63
         if not (fits and 0 <= result.exit_code < 256 and 0 <= result.seconds < _LONGEST_SECONDS):
             raise ValueError("the guest's answer is no result of a command")
-        if flag == b"c":
-            raise SandboxUnavailable(
-                f"processes here may take {output.decode()} seconds of CPU (ulimit -t), less than a command's limit of "
-                "time; start etpi, or the container engine, without that limit"
-            )
         for_others = self._killed_for_others()
         if flag == b"k" or (for_others and result.exit_code == 137 and flag == b"-"):
             self._ended, self._stop = True, "the machine ran out of memory"
@@ -159,7 +163,8 @@ class GuestConnection:
         """Send the guest program and wait until it is ready; raises GuestUnreachable."""
         assert self._channel
         self._channel.put(guest, time.monotonic() + START_SECONDS)
-        self._receive(time.monotonic() + START_SECONDS)
+        limit = self._receive(time.monotonic() + START_SECONDS)
+        self._cpu_seconds = int(limit) if re.fullmatch(rb"\d{1,18}", limit) else None
 
     def _write(self, body: bytes) -> None:
         if not body:
