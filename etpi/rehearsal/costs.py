@@ -372,7 +372,7 @@ def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
 
 
 def proof_lines(set: str, name: str, specs: Specs, resources: Resources) -> list[tuple[str, str, str]]:
-    """Return (suite, what is to be proved and how long it takes, where its images stay) for each suite of a chain."""
+    """Return (suite, its proofs and their time, the place of its images) for each suite of a chain."""
     lines = []
     for suite in specs.upstream_keys(set, name, "suite"):
         spec = specs.suites[suite]

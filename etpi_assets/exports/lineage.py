@@ -1,4 +1,4 @@
-"""The templates of cards, and the section of every card that says what the data rest on.
+"""The templates of cards, and the lineage that every card ends with.
 
 It names experiment, code, teachers, licences, data versions, and the SQL that traces them.
 """

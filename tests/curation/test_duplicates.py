@@ -108,8 +108,8 @@ def test_query_that_status_prints_shows_the_rows_that_it_counted(curation, tmp_p
     ]
     queries = [line.split('"')[1] for line in lost_lines(steps, curation.lake) if "quarantined" in line]
     with connect(build(curation.lake, GRAPH.values(), tmp_path / "catalog.duckdb")) as db:
-        found = [db.sql(query).fetchall() for query in queries]
-    assert [[row[1] for row in rows] for rows in found] == [[8], [1]]
+        quarantined = [db.sql(query).fetchall() for query in queries]
+    assert [[row[1] for row in rows] for rows in quarantined] == [[8], [1]]
 
 
 def test_reasons_are_listed_most_first_with_their_keys():

@@ -1,4 +1,4 @@
-"""What a policy of downloads says of a verdict and of a rejection, without any request."""
+"""A policy of downloads is a part of a task, and explains a rejection; no request is made."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ def test_task_with_failing_reference_or_empty_request_is_refused():
 
 def test_judge_rejects_command_that_also_damages_files():
     task = TASKS[2]
-    asked = wanted(task)
-    assert judge(task, asked).verdict == "passed"
-    assert judge(task, {**asked, "more": "x"}).details == {"wrong": ["more"]}
-    gone = {path: text for path, text in asked.items() if path != task.payload["slots"]["source"]}
+    files = wanted(task)
+    assert judge(task, files).verdict == "passed"
+    assert judge(task, {**files, "more": "x"}).details == {"wrong": ["more"]}
+    gone = {path: text for path, text in files.items() if path != task.payload["slots"]["source"]}
     assert judge(task, gone).reward == 0.0
     assert judge(task, task.payload["files"]).verdict == "no_patch"
 

@@ -56,7 +56,7 @@ def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 def rollout_page(row: Row, agents: list[Row], turns: list[Row], prompts: list[Row], **known: Any) -> Page:
-    """Return the page of a rollout. `known`: what the catalog knows of it besides; nothing of one that is live."""
+    """Return the page of a rollout. `known`: more of it from the catalog, which lacks live ones."""
     values = {
         "rollout": row,
         "conversation": read_conversation(agents, turns, prompts, row["engine"] == "imported"),
