@@ -153,7 +153,7 @@ def checkpoint_rows(request: SftRequest, report: SftReport, dataset_version: str
         "parent_id": request.base_id,
         "dataset_version": dataset_version,
         "label_tokens": report.counted.labels,
-        "wall_seconds": report.seconds.total,
+        "wall_seconds": sum(seconds for _, seconds in report.seconds),
     }
     planned = {name: getattr(plan, name) for name in ("steps", "step_weight", "sequences", "weighted_rows")}
     return checkpoints.checkpoint_rows(report, shared, request.train, planned)

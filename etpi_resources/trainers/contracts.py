@@ -124,10 +124,6 @@ class PhaseSeconds(WorkerModel):
     train: float
     save: float
 
-    @property
-    def total(self) -> float:
-        return sum((self.start, self.train, self.save))
-
 
 class TrainingFigures(WorkerModel):
     """Figures that SFT and GRPO share; `dtype` is that of the passes."""

@@ -277,6 +277,11 @@ def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
     assert not [fault for fault in mask_faults(ids, labels, chat) if fault.kind not in ("partly_masked",)]
     assert {fault.kind for fault in mask_faults(ids, list(ids), chat)} == {"prompt_trained"}
     assert {fault.kind for fault in mask_faults([ids[0], *ids], [-100, *labels], chat)} >= {"bos"}
+    header = chat.encode("user")
+    at = next(i for i in range(len(ids)) if ids[i : i + len(header)] == header)
+    other = [*ids[:at], *chat.encode("wizard"), *ids[at + len(header) :]]
+    (fault,) = (f for f in mask_faults(other, [-100] * (len(other) - 6) + other[-6:], chat) if f.kind == "structure")
+    assert "wizard" in fault.detail
 
 
 def test_page_shows_the_missing_end_in_a_browser(chromium, student, clean, tmp_path):

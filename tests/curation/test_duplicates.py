@@ -183,6 +183,13 @@ def test_rollouts_that_are_kept_twice_repeat_no_turn_elsewhere() -> None:
     assert (figures["repeated_turns"], figures["rollouts"]) == (0, 0)
 
 
+def test_long_turn_that_one_rollout_says_twice_is_not_repeated_by_another() -> None:
+    tables = tables_of([GO, said(LONG), {"role": "user", "content": "Again."}, said(LONG)])
+    rows = from_rows("selected", [{"rollout_id": "r0", "repeated": None}])
+    outcome = once_outcome(rows, paths_of(tables))
+    assert outcome.passed and (outcome.figures["repeated_turns"], outcome.figures["rollouts"]) == (0, 0)
+
+
 def test_repeated_turn_is_context_in_one_rollout_and_trained_in_the_other() -> None:
     tables = tables_of(*CASES["a retry"][0])
     repeats = {"r1": {"agent1": [0]}}

@@ -282,6 +282,15 @@ def test_text_that_the_model_wrote_stays_unchanged(chat: ChatFormat, tmp_path: P
     assert outputs == [m["content"] for m in bare_list() if m["role"] == "assistant"]
 
 
+def test_turns_without_thoughts_have_no_second_form(chat: ChatFormat) -> None:
+    said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}]
+    thought = [said[0], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nDone."}]
+    prompt = chat.decode(chat.prompt_ids(said[:1]))
+    for conversation_, thinks in ((said, False), (thought, True)):
+        (turn,) = retokenise(rows(conversation_), chat)
+        assert (turn.bare is not None) is (thinks or prompt.rstrip().endswith("<think>"))
+
+
 def test_conversation_without_prompt_or_with_unknown_role_raises(chat: ChatFormat) -> None:
     with pytest.raises(ValueError, match="first turn"):
         retokenise(rows([{"role": "assistant", "content": "x"}]), chat)

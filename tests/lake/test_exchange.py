@@ -420,7 +420,8 @@ def test_a_removal_stops_pushes_and_a_dead_one_is_taken_over(tmp_path, bucket):
     index, tag = bucket.index()
     now = datetime.now(UTC)
     index.removing = Mark(by="ann@elsewhere:7", at=now.isoformat())
-    assert bucket.swap_index(index, tag)
+    puts = bucket.requests["put"]
+    assert bucket.swap_index(index, tag) and bucket.requests["put"] == puts + 1
     for call in (lambda: push(lake, bucket), lambda: collect(bucket, timedelta(0), yes=True)):
         with pytest.raises(LakeError, match="ann@elsewhere:7 removes objects"):
             call()

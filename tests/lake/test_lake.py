@@ -232,6 +232,7 @@ def test_empty_tables_and_no_tables(lake: Lake) -> None:
     lake.publish(ref, {"checkpoints": empty("checkpoints")}, input_key="k", inputs={}, spec_hash="h", notes=notes)
     assert lake.read(ref, "checkpoints").num_rows == 0
     catalog = Ref("catalog", "all", "all")
+    assert (str(catalog), str(ref)) == ("catalog", "rl_checkpoint (experiment e)")
     first = lake.publish(catalog, {}, input_key="k", inputs={"a": "1"}, spec_hash="h")
     assert first.version != lake.publish(catalog, {}, input_key="k", inputs={"a": "2"}, spec_hash="h").version
     assert str(catalog) == "catalog" and catalog.command == "etpi run catalog"

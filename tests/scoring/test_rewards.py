@@ -378,3 +378,10 @@ def test_rewards_that_are_not_finite_or_not_whole_groups_are_rejected():
         group_advantages([0.0, math.nan], 2, eps=1e-8, ddof=1)
     with pytest.raises(ValueError, match="groups of 2"):
         group_advantages([0.0, 1.0, 2.0], 2, eps=1e-8, ddof=1)
+
+
+def test_scores_of_agents_are_added_to_those_that_they_share():
+    scores = [functions.Score("outcome", "1", 1.0, 1.0), functions.Score("length", "1", -0.5, 0.5)]
+    assert functions.reward_of(scores) == (0.75, {})
+    scores += [functions.Score("format", "1", 2.0, value, agent) for agent, value in (("a", 1.0), ("b", 0.0))]
+    assert functions.reward_of(scores) == (1.75, {"a": 2.75, "b": 0.75})

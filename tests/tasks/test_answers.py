@@ -268,6 +268,7 @@ def test_decimal_number_is_right_where_it_is_exact_or_asked_for():
         ("How likely is it?", "25\\%", "0.25"),
         ("Compute $(\\frac52)^2$.", "(\\frac52)^2", "6.25"),
         ("How long is it?", "\\frac{1}{1024} \\text{ m}", "0.0009765625"),
+        ("How long is it?", "\\frac{12345678901002}{10^{14}}", "0.12345678901"),
     ):
         assert maths.judge(wanted, f"\\boxed{{{answer}}}", "hardened", question).reward == 1.0
 

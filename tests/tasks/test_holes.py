@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks import pytest_recorder, values
-from etpi_assets.tasks.calibration import Calibration, compared, rate, unlike_reference
+from etpi_assets.tasks.calibration import Calibration, TestRun, compared, rate, unlike_reference
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.holes import Holed, dig
@@ -115,6 +115,18 @@ def test_expected_value_leaves_the_test_which_is_blind(body: str) -> None:
 def test_test_that_others_than_the_expected_value_satisfy_is_not_blind(body: str, kinds: list[str]) -> None:
     holed = dug(f"def test_a():\n    {body}")
     assert [each.kind for each in holed.tests[TEST_A]] == kinds and not holed.is_blind(TEST_A)
+
+
+@pytest.mark.parametrize(("expected", "kind"), [("{}", "value"), ("[{}, n]", "value"), ("{n: m}", "pair")])
+def test_empty_dictionary_is_a_value_of_its_own(expected: str, kind: str) -> None:
+    holed = dug(f"def test_a():\n    assert rope(4) == {expected}")
+    assert [each.kind for each in holed.tests[TEST_A]] == [kind]
+    assert (expected in holed.files[PATH]) is (kind == "pair")
+
+
+@pytest.mark.parametrize(("status", "turned", "counts"), [(1, {TEST_A}, 0), (1, set(), 1), (2, {TEST_A}, 2)])
+def test_exit_status_is_that_of_reversed_tests_only_if_some_were(status: int, turned: set[str], counts: int) -> None:
+    assert TestRun(GradedRun("", status), turned_over=turned).exit_code == counts
 
 
 def test_name_that_is_read_elsewhere_keeps_its_literal_and_the_test_is_not_blind() -> None:

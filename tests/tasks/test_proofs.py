@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +121,14 @@ def test_rejections_of_a_blocked_suite_are_proved_again(tmp_path: Path) -> None:
     prover.forget_rejections(made("one", "bad", "new"))
     prover.prove(made("one", "bad"))
     assert prover.family.asked == ["one", "bad", "bad"]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_proofs_go_only_where_sandboxes_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[bool] = []
+    monkeypatch.setattr(proofs, "ordered_map", lambda *args, sandboxes, **more: needed.append(sandboxes) or ())
+    prover = Prover(Counting(), None, tmp_path)  # pyright: ignore[reportArgumentType]
+    assert not list(prover.outcomes(made("one"), 1, SimpleNamespace(log=None)))  # pyright: ignore[reportArgumentType]
+    assert needed == [True]
 
 
 def test_changed_task_is_proved_again(tmp_path: Path) -> None:
