@@ -1,4 +1,4 @@
-"""The running sum: state that survives its turns, and a teacher that reads it from its conversation, compacted or not."""
+"""The running sum: state that survives its turns, and a teacher that reads it from its conversation."""
 
 from __future__ import annotations
 
