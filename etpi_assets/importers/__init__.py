@@ -90,11 +90,6 @@ def results(importer: Format, unit: Path, root: Path, options: Options) -> Itera
         yield item
 
 
-def find_units(format: str, path: Path) -> list[Path]:
-    """Return the files and folders that `import_runs` reads, by format and sorted. Raises as `import_runs` does."""
-    return [unit for _, units in plan(format, path).inputs for unit in units]
-
-
 def count_found(format: str, path: Path) -> int:
     """Count the results of `import_runs` without parsing them. Raises as `import_runs` does."""
     chosen = plan(format, path)

@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
 from etpi_resources.lake.parquet import storage_schema
 from etpi_resources.lake.schemas import from_tuples
 from etpi_resources.process.pool import ordered_map, workers_for
+from etpi_resources.process.progress import Progress
 
 _PART_UNITS = 24
 _PART_BYTES = 8 << 20
@@ -69,8 +71,8 @@ def import_in_bulk(
     *,
     hashes: Mapping[str, str],
     workers: int | None = None,
-    advance: Callable[[int], None] = lambda n: None,
-    log: Callable[[str], None] | None = None,
+    label: str = "import",
+    log: Callable[[str], None] = lambda line: None,
 ) -> BulkImport:
     """Import everything below the source's root.
 
@@ -78,7 +80,7 @@ def import_in_bulk(
         spill: folder for intermediate files, emptied first; each file is deleted once its table has been read.
         hashes: task id -> content hash, if the suite is known.
         workers: processes that read, 1 for this one alone; None: `workers_for` the size of the input.
-        advance: called with the number of units read.
+        label: the asset and its partition, in lines of the log.
 
     Raises:
         FileNotFoundError, ValueError: as `import_runs` does; or a column or key that no format reads stops the import.
@@ -92,17 +94,17 @@ def import_in_bulk(
     if not parts:
         names = " and ".join(chosen.formats)
         raise FileNotFoundError(f"{source.root} has no files of the format {names}; name another path or format")
+    units, size = sum(len(part.units) for part in parts), sum(part.size for part in parts)
     if workers is None:
-        units, size = sum(len(part.units) for part in parts), sum(part.size for part in parts)
         workers = workers_for(units * _SECONDS_PER_UNIT + size * _SECONDS_PER_BYTE)
-    figures = [_write_unread(chosen.unread, len(parts), spill)]
+    figures, progress = [_write_unread(chosen.unread, len(parts), spill)], Progress(label, "read", units, log)
     blocks = ((f"{part.units[0]} and {len(part.units) - 1} more", (n, part)) for n, part in enumerate(parts))
     factory, workers = partial(_part_reader, source, spill), min(workers, len(parts))
     for part, read in zip(
         parts, ordered_map(factory, blocks, workers=workers, reads=[spill, root], log=log), strict=True
     ):
         figures.append(read)
-        advance(len(part.units))
+        progress.advance(len(part.units))
     whole = rollout_checks.merged([*figures[1:], figures[0]])
     if stopping := [each for each in findings(whole.pop("unread")) if each.stops]:
         listed = ", ".join(f"{each.name} ({each.kind}, {each.count:,} times)" for each in stopping)
@@ -139,8 +141,8 @@ def _parts(format: str, units: Sequence[Path]) -> list[_Part]:
 def _write_unread(unread: Sequence[RejectedInput], number: int, spill: Path) -> dict[str, Any]:
     """Spill the files that no format reads as a part of their own, and return its figures."""
     tables = _tables([_refusal_row(item) for item in unread])
-    with _PartWriter(spill, number) as out:
-        out.write(tables)
+    with _spilled(spill, number) as write:
+        write(tables)
     return {"found": len(unread), "unread": {}, **rollout_checks.set_figures(tables, {}, live=False)}
 
 
@@ -153,7 +155,7 @@ def _read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> d
     importer, root, account = importer_named(part.format), Path(source.root), Account()
     units, options = part.units, read_options(source.options, account)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
-    with _PartWriter(spill, number) as out:
+    with _spilled(spill, number) as write:
         inputs: list[_InputRows] = []
 
         def flush() -> None:
@@ -161,7 +163,7 @@ def _read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> d
             digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
             read = {name: sum(getattr(i, name) for i in inputs) for name in ("messages", "calls")}
             figures.append(rollout_checks.set_figures(tables, digests, live=False, read=read))
-            out.write(tables)
+            write(tables)
             inputs.clear()
 
         turns = characters = 0
@@ -241,31 +243,25 @@ def _part_reader(source: ImportSource, spill: Path) -> Callable[[tuple[int, _Par
     return read
 
 
-class _PartWriter:
-    """The Arrow files of one part, one per table.
+@contextmanager
+def _spilled(folder: Path, number: int) -> Iterator[Callable[[Mapping[str, pa.Table]], None]]:
+    """Yield the function that appends rows to the Arrow files of one part, one per table.
 
     They get their names when all rows are written: a node that was cut off may still write a part that is read again.
     """
+    paths = {name: _file(folder, name, number) for name in _NAMES}
+    beside = {name: path.with_suffix(f".{uuid.uuid4().hex}") for name, path in paths.items()}
+    with ExitStack() as files:
+        opened = {name: files.enter_context(pa.OSFile(str(path), "wb")) for name, path in beside.items()}
+        writers = {n: files.enter_context(pa.ipc.new_stream(file, storage_schema(n))) for n, file in opened.items()}
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self._paths = {name: _file(folder, name, number) for name in _NAMES}
-        self._beside = {name: path.with_suffix(f".{uuid.uuid4().hex}") for name, path in self._paths.items()}
-        self._files = {name: pa.OSFile(str(path), "wb") for name, path in self._beside.items()}
-        self._writers = {name: pa.ipc.new_stream(file, storage_schema(name)) for name, file in self._files.items()}
+        def write(tables: Mapping[str, pa.Table]) -> None:
+            for name, table in tables.items():
+                writers[name].write_table(pa.Table.from_arrays(table.columns, schema=storage_schema(name)))
 
-    def __enter__(self) -> _PartWriter:
-        return self
-
-    def write(self, tables: Mapping[str, pa.Table]) -> None:
-        for name, table in tables.items():
-            self._writers[name].write_table(pa.Table.from_arrays(table.columns, schema=storage_schema(name)))
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        for name in _NAMES:
-            self._writers[name].close()
-            self._files[name].close()
-            if kind is None:
-                self._beside[name].rename(self._paths[name])
+        yield write
+    for name, path in beside.items():
+        path.rename(paths[name])
 
 
 def _file(folder: Path, table: str, number: int) -> Path:

@@ -147,8 +147,7 @@ def fill_agent(
 
     Raises Unreadable: `no_prompt` if the conversation begins with the assistant.
     """
-    turns: list[list[Message]] = []
-    results: list[list[Message]] = []
+    turns: list[tuple[list[Message], list[Message]]] = []  # its messages, and those that answer it
     in_turn = False
     for entry in in_call_order(entries):
         is_turn = entry.role == "assistant" and entry.trained
@@ -156,16 +155,14 @@ def fill_agent(
             missing = "the conversation begins with the assistant, its prompt is missing"
             raise Unreadable("no_prompt", f"{record.agent_id}: {missing}")
         if is_turn and not (blocks and in_turn):
-            turns.append([])
-            results.append([])
+            turns.append(([], []))
         if is_turn:
-            turns[-1].append(entry)
+            turns[-1][0].append(entry)
         elif turns and entry.role != "assistant":
-            results[-1].append(entry)
+            turns[-1][1].append(entry)
         in_turn = is_turn
         record.messages.append(_message(entry, len(turns) - 1 if turns else None))
-    for number, (group, result) in enumerate(zip(turns, results, strict=True)):
-        record.turns.append(_turn(number, group, result, options, bare_calls))
+    record.turns += [_turn(number, *turn, options, bare_calls) for number, turn in enumerate(turns)]
     if answers != "none":
         _accept_answers(record, entries, answers)
     return record

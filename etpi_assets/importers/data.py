@@ -54,7 +54,7 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
 
     claims, units = functions.get("claims", claims), functions.get("units", listed if names or suffixes else rows.units)
     if kind in ("file", "folder", "document"):
-        claimed = claims_folder if kind == "folder" else rows_claim(claims, names, suffixes)
+        claimed = claims_folder if kind == "folder" else rows_claim(claims, suffixes)
         record = _documents(specs, names) if kind == "document" else functions["record"]
         return run_format(
             name, doc, claims=claimed, units=units, record=record, rank=rank, names=names, of_folders=kind == "folder"

@@ -89,7 +89,7 @@ class Format:
         units: the inputs below a root, sorted: run folders or files.
         count: the number of rollouts and refusals of a unit, without parsing them; None: each unit is one.
         read: (unit, root, options) -> the rollouts and refusals of a unit.
-        names: endings of files that are the format's whatever they hold.
+        names: endings of files that are the format's whatever they hold; asked before any `claims`.
         of_folders: a unit is a folder.
         of_row: (row, its number, unit, source, options) -> its rollout or refusal; None if a rollout is not one row.
         iter_rows: yields the numbered rows of a unit.
@@ -219,20 +219,14 @@ def row_format(
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, `.arrow`; text also with `.gz` or `.zst`; {per}"
     of_row = None if group is not None else (lambda row, *rest: result([row], *rest))
-    claimed = rows_claim(claims, names)
-    return Format(
-        name, replace(doc, files=files), rank, claimed, units, count, read, names, False, of_row, numbered_rows
-    )
+    doc, claimed = replace(doc, files=files), rows_claim(claims)
+    return Format(name, doc, rank, claimed, units, count, read, names, False, of_row, numbered_rows)
 
 
-def rows_claim(
-    claims: Callable[[Row], bool], names: tuple[str, ...], suffixes: tuple[str, ...] = ("",)
-) -> Callable[[DetectionInput], bool]:
-    """Return the claim of a format by a file's name, or by its first rows if its name has one of the suffixes."""
+def rows_claim(claims: Callable[[Row], bool], suffixes: tuple[str, ...] = ("",)) -> Callable[[DetectionInput], bool]:
+    """Return the claim of a format by the first rows of a file whose name has one of the suffixes."""
 
     def claims_file(source: DetectionInput) -> bool:
-        if names and any(file.name.endswith(names) for file in source.files):
-            return True
         return any(file.name.endswith(suffixes) for file in source.files) and any(map(claims, source.rows))
 
     return claims_file

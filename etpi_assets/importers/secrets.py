@@ -38,10 +38,8 @@ def found(record: RolloutRecord) -> Counter[str]:
     """Count the secrets of each kind in a rollout's messages, schemas, patches, error and outcome."""
     counts = Counter[str]()
     for agent in record.agents:
-        for message in agent.messages:
-            _masked([message.content, message.reasoning, message.tool_calls], counts)
-        _masked(agent.patch, counts)
-    _masked([record.tools, record.error, record.outcome], counts)
+        _masked([[m.content, m.reasoning, m.tool_calls] for m in agent.messages], counts)
+    _masked([[agent.patch for agent in record.agents], record.tools, record.error, record.outcome], counts)
     return counts
 
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
-from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.planning.versions import judge_of
 from etpi_assets.rollouts import plan_first
@@ -196,12 +195,10 @@ def _import_set(run: AssetRun) -> Produced:
     if spec.suite:
         tasks = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
         hashes = dict(zip(tasks["task_id"].to_pylist(), tasks["content_hash"].to_pylist(), strict=True))
-    path = expand(spec.path)
-    source = ImportSource(spec.format, str(path), spec.options, run.key, spec.suite)
-    with run.progress("read", len(find_units(spec.format, path))) as progress:
-        imported = import_in_bulk(
-            source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
-        )
+    source = ImportSource(spec.format, str(expand(spec.path)), spec.options, run.key, spec.suite)
+    imported = import_in_bulk(
+        source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, label=run.label, log=run.log
+    )
     count_check = tasks_as_asked(None, imported.total, spec.split)
     return _result(imported.tables, imported.figures, imported.total, spec, count_check, live=False)
 

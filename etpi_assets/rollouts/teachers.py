@@ -16,7 +16,6 @@ from etpi_assets.tasks.family import Family
 from etpi_assets.worlds.arithmetic_tiny import ArithmeticSkill, ArithmeticTinyPolicy
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
-from etpi_assets.worlds.running_sum import RunningSumPolicy
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
@@ -51,7 +50,6 @@ SCRIPTED_KINDS = ("scripted", "reference", "null")
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny_shared": lambda skill, seed: CoopTinySharedPolicy(SharedSkill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
-    "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }

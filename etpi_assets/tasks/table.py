@@ -23,9 +23,9 @@ def rejected_table(rejected: Sequence[RejectedInput], asset: str = "tasks") -> p
     return from_rows("quarantined", [{"asset": asset, **vars(each)} for each in rejected])
 
 
-def read_tasks(table: pa.Table, split: str = "all", limit: int | None = None) -> list[Task]:
-    """Return the first `limit` tasks of a split ("all": every split) of a `tasks` table, in its order."""
-    rows = [row for row in table.to_pylist() if split in ("all", row["split"])][:limit]
+def read_tasks(table: pa.Table, split: str = "all") -> list[Task]:
+    """Return the tasks of a split ("all": every split) of a `tasks` table, in its order."""
+    rows = [row for row in table.to_pylist() if split in ("all", row["split"])]
     return [Task(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
 
 

@@ -172,7 +172,7 @@ import dagster as dg
 assert executor() is dg.in_process_executor
 assert show_status(["plan_first_tiny"]) == 0
 result = defs.resolve_job_def("prepare_suite").execute_in_process(
-    instance=dg.DagsterInstance.get(), partition_key="running_sum_tiny", asset_selection=[dg.AssetKey("suite_spec")])
+    instance=dg.DagsterInstance.get(), partition_key="repo_fix_tiny", asset_selection=[dg.AssetKey("suite_spec")])
 assert result.success
 assert not [name for name in sys.modules if name.partition(".")[0] == "etpi_cluster"]
 """

@@ -243,12 +243,9 @@ def test_override_of_unknown_check_raises(curation):
 
 
 def test_history_rebuilt_from_messages_blocks_if_it_was_compacted(curation):
-    curation.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
-    curation.make("tasks", "sums")
-    curation.write("rollout_sets", "sums", 'extends = "running_sum"\nsuite = "sums"\n[agent]\ncompact_after = 3\n')
-    curation.make_set("sums")
-    of = 'rollout_sets = ["sums"]\n[evaluate]\nsuite = "sums"\nagent.compact_after = 3\n[gates]\nformat_exposure = 1\n'
-    curation.write("experiments", "captured", f'extends = "running_sum_tiny"\n{of}')
+    curation.write("rollout_sets", "compacted", 'extends = "good"\ntasks = 12\n[agent]\ncompact_after = 3\n')
+    curation.make_set("compacted")
+    curation.experiment("captured", of="compacted")
     curation.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
     override = 'gates = {override = {history_as_captured = "to measure its cost"}}\n'
     curation.write("experiments", "excused", f'extends = "put_together"\n{override}')

@@ -34,6 +34,9 @@ FLOATS = 16
 FLOAT = "~"
 """Stands for a float in a column's exact part."""
 
+OF_LAB = ("running_sum",)
+"""Families of the lab whose components etpi numbers: they were in the core, and their results keep their numbers."""
+
 Columns = dict[str, Any]
 Versions = Mapping[str, Mapping[int, str]]
 Key = tuple[str, str]

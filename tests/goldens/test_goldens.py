@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from etpi_assets.planning.versions import COMPONENTS
-from tests.goldens.golden import Case, fault, load_cases, read_goldens, unpinned, values_of
+from etpi_assets.tasks.families import known_families
+from tests.goldens.golden import OF_LAB, Case, fault, load_cases, read_goldens, unpinned, values_of
 
 CASES = load_cases()
 WITHOUT_CASES = {
@@ -23,7 +24,14 @@ def goldens():
     return read_goldens()
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: f"{case.component}-{case.name}".replace(" ", "_"))
+def _parameter(case: Case):
+    family, marks = case.component.partition(".")[2], []
+    if family in OF_LAB:
+        marks = [pytest.mark.lab, pytest.mark.skipif(family not in known_families(), reason="needs the lab")]
+    return pytest.param(case, id=f"{case.component}-{case.name}".replace(" ", "_"), marks=marks)
+
+
+@pytest.mark.parametrize("case", map(_parameter, CASES.values()))
 def test_result_is_its_golden(case: Case, goldens) -> None:
     problem = fault(case.key, goldens.get(case.key), values_of(case.compute()), COMPONENTS)
     if problem:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.importers import count_found, find_units, import_runs
+from etpi_assets.importers import count_found, import_runs
 from etpi_assets.importers.cooperbench import outcome
 from etpi_assets.importers.source import to_utc
 from etpi_assets.tasks.family import RejectedInput
@@ -562,7 +562,7 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
     file.write_text(text[:cut])
     matches = list(import_runs(format, root))
-    assert len(matches) == len(find_units(format, root)) == 1
+    assert len(matches) == count_found(format, root) == 1
     records = [item for item in matches if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
     assert not any(isinstance(item, RejectedInput) and item.reason == "unconvertible" for item in matches)

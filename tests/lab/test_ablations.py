@@ -15,7 +15,7 @@ def test_plugin_brings_the_ablations_and_every_spec_of_it_is_valid():
     assert [entry.error for entry in theirs if entry.error] == []
     ablations = {entry.name for entry in theirs if entry.set == "experiment"}
     assert {entry.name for entry in theirs} == set((SHIPPED / "in_lab.txt").read_text().split())
-    assert len(ablations) == 39 == 2 + sum(spec.variant for spec in SPECS.experiments.values())
+    assert len(ablations) == 40 == 3 + sum(spec.variant for spec in SPECS.experiments.values())
 
 
 def test_tool_call_reward_is_all_that_its_ablation_lacks():

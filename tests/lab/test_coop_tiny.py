@@ -162,7 +162,6 @@ def test_tasks_survive_their_table():
     tasks = [*suite()[:3], suite()[-1]]
     assert read_tasks(task_table(tasks)) == tasks
     assert read_tasks(task_table(tasks), "heldout") == tasks[-1:]
-    assert read_tasks(task_table(tasks), "train", 2) == tasks[:2]
     assert rejected_table([RejectedInput("a", "b", "c")]).to_pylist()[0]["reason"] == "b"
 
 

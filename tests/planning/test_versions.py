@@ -15,6 +15,7 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import ENGINE_KINDS
 from etpi_assets.tasks.families import SHIPPED
 from etpi_resources.lake.lake import Lake
+from tests.goldens.golden import OF_LAB
 from tests.planning import unpinned
 from tests.support import small_lake
 
@@ -27,7 +28,7 @@ def test_numbers_are_counted_from_1_and_each_has_a_line():
 
 def test_every_option_of_a_spec_has_a_component():
     wanted = {f"importer.{name}" for name in IMPORTERS}
-    wanted |= {f"{part}.{family}" for family in SHIPPED for part in ("family", "judge")}
+    wanted |= {f"{part}.{family}" for family in (*SHIPPED, *OF_LAB) for part in ("family", "judge")}
     wanted |= {f"engine.{versions._SCRIPTED.get(kind, kind)}" for kind in ENGINE_KINDS}
     listed = {n for n in versions.COMPONENTS if n.startswith(("importer.", "family.", "judge.", "engine."))}
     assert listed == wanted

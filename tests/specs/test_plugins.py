@@ -147,7 +147,7 @@ def test_edit_of_a_plugin_outdates_what_uses_its_distribution(
     site: Path, file: str, old: str, new: str, outdated: set[str]
 ) -> None:
     specs = load_specs(EXAMPLE / "specs")
-    places = [("raw_rollouts", "own_lines"), ("raw_rollouts", "own_answers"), ("raw_rollouts", "running_sum")]
+    places = [("raw_rollouts", name) for name in ("own_lines", "own_answers", "arithmetic_tiny_teacher")]
     places += [(asset, name) for asset in ("rl_checkpoint", "rl_rewards") for name in ("own_reward", "own_lines")]
     places += [("tito_pairs", "own_lines"), ("tasks", "own_lines")]
 

@@ -61,8 +61,8 @@ def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping
         "solution": solution,
         "environment": _variables(verifier, "verifier"),
         **({"solution_environment": _variables(reference, "solution")} if reference.get("env") else {}),
-        "seconds": _seconds(verifier, chosen["test_seconds"]),
-        "solution_seconds": _seconds(agent, chosen["test_seconds"]),
+        "seconds": _number(verifier, "timeout_sec") or chosen["test_seconds"],
+        "solution_seconds": _number(agent, "timeout_sec") or chosen["test_seconds"],
         "entities": sorted(set(_PATH.findall(instruction))),
         "metadata": json.loads(json.dumps(_table(config, "metadata"), default=str)),
     }
@@ -101,10 +101,6 @@ def _variables(section: Mapping[str, Any], name: str) -> dict[str, str]:
             f"[{name}] env takes {', '.join(wanted)} from the host's environment, which is not shown",
         )
     return {**variables, **host}
-
-
-def _seconds(section: Mapping[str, Any], default: float) -> float:
-    return _number(section, "timeout_sec") or default
 
 
 def _number(section: Mapping[str, Any], key: str) -> float | None:

@@ -268,8 +268,9 @@ for world_name in SKILLS:
     @case(f"family.{world_name}", "scripted rollouts")
     def _(name: str = world_name) -> dict[str, pa.Table]:
         section, skill = SKILLS[name]
-        policy = POLICIES[name](skill, 0)
-        records = [rolled(policy, load_family(name), task, **section) for task in world(name)[:3]]
+        family: Any = load_family(name)
+        policy = (POLICIES.get(name) or family.scripted_policy)(skill, 0)
+        records = [rolled(policy, family, task, **section) for task in world(name)[:3]]
         return {k: t.drop_columns([c for c in OWN["ids"] if c in t.column_names]) for k, t in tables(*records).items()}
 
 

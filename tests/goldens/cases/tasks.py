@@ -24,7 +24,7 @@ from etpi_assets.worlds.terminal_tiny import judge, wanted
 from etpi_resources.sandboxes import Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.goldens.folders import new_folder
-from tests.goldens.golden import case
+from tests.goldens.golden import OF_LAB, case
 from tests.support.harbor import make_folder
 from tests.support.repositories import FILES, OFFLINE, Repository, solved
 
@@ -73,7 +73,7 @@ def verdicts(**results: Verdict) -> dict[str, Any]:
     }
 
 
-for world_name in WORLDS:
+for world_name in (*WORLDS, *OF_LAB):
 
     @case(f"family.{world_name}", "tasks")
     def _(name: str = world_name) -> dict[str, Any]:

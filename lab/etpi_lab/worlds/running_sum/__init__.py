@@ -5,7 +5,7 @@
 the sum must come from the conversation.
 It is a toy model: results on it describe the pipeline, not language models.
 
-The payload of a task (JSON): `numbers`, in order.
+The payload of a task (JSON): `numbers`, in order. The family's numbers are in etpi_assets/planning/versions.toml.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from etpi_assets.agent.actions import SUBMIT, format_action
 from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.engines import Request
+from etpi_resources.engines.scripted import Policy
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
@@ -73,6 +74,10 @@ class RunningSum(Family):
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
+
+    def scripted_policy(self, skill: Mapping[str, float], seed: int) -> Policy:
+        """Return the policy of an engine of kind "scripted"."""
+        return RunningSumPolicy(skill)
 
 
 FAMILY = RunningSum()

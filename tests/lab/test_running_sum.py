@@ -1,29 +1,22 @@
-"""The running sum: state that survives its turns, a teacher that reads it from its conversation, histories compacted on
-the way, and the check that finds a history put together again that nobody read."""
+"""The running sum: state that survives its turns, and a teacher that reads it from its conversation."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-import pyarrow as pa
 import pytest
 
 from etpi_assets.agent import loop
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.curation.captured import captured_agents
-from etpi_assets.curation.pairs import make_pairs
-from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.task_checks import check_tasks
-from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.running_sum import RunningSumPolicy
+from etpi_lab.worlds.running_sum import RunningSumPolicy
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support import whole_checks
 
 FAMILY = load_family("running_sum")
 CHAT = load_chat_format("tiny")
@@ -88,54 +81,10 @@ def test_the_teacher_carries_its_sum_through_every_depth(agent):
         assert len(record.agents[0].turns) == len(task.payload["numbers"]) + 2
 
 
-def test_compacted_prompt_is_first_messages_and_summary_and_messages_are_kept():
-    whole, record = roll(TASKS[7]).agents[0], roll(TASKS[7], COMPACTED).agents[0]
-    assert [message.content for message in record.messages] == [message.content for message in whole.messages]
-    for number, turn in enumerate(record.turns):
-        before = record.turns[number - 1]
-        text = CHAT.decode(turn.prompt_ids or [])
-        told = [action.command for past in record.turns[:number] for action in past.actions]
-        if number % 3 or not number:
-            extended = [*(before.prompt_ids or []), *(before.output_ids or [])] if number else []
-            assert (turn.prompt_ids or [])[: len(extended)] == extended
-        else:
-            assert text.startswith(CHAT.decode((record.turns[0].prompt_ids or [])[:-3]))
-            assert "".join(f"$ {command}\n" for command in told) + (before.observation or "") in text
-            assert text.count("<tool_call>") == 1, "the system prompt's own"
-    tables = to_tables([roll(TASKS[7], COMPACTED)], CHAT.decode)
-    drifts = [row["turn"] for row in tables["turns"].to_pylist() if row["drift_at"] is not None]
-    assert drifts == [3, 6, 9]
-
-
 def test_summary_without_the_sum_makes_later_sums_wrong(monkeypatch):
     monkeypatch.setattr(loop, "format_summary", lambda commands, observation: observation)
     record = roll(TASKS[7], COMPACTED)
     assert record.outcome and record.outcome["details"]["right"] == 2
-
-
-@pytest.mark.parametrize("agent", [AGENT, COMPACTED], ids=["whole", "compacted"])
-def test_reconstructed_history_is_compared_with_the_captured_one(agent):
-    tables = to_tables([roll(task, agent) for task in TASKS[5:8]])
-
-    def pairs(capture: str) -> pa.Table:
-        section = PairsSection.model_validate({"capture": capture})
-        return make_pairs(captured_agents(tables, section, CHAT, lambda t, a: None, {}), section, CHAT)["pairs"]
-
-    native, again = pairs("native"), pairs("retokenised")
-    assert whole_checks.history_as_captured(native, native, CHAT).passed
-    outcome = whole_checks.history_as_captured(again, native, CHAT)
-    if agent is AGENT:  # other spellings of the same text
-        assert native["output_ids"] != again["output_ids"]
-        assert outcome.passed and outcome.figures["compared"] == len(again)
-    else:
-        assert not outcome.passed and outcome.blocking
-        assert "'user\\nDone so far" in outcome.message and 'set pairs.capture = "native"' in outcome.message
-        assert outcome.figures["differing"] == sum(len(task.payload["numbers"]) + 2 - 3 for task in TASKS[5:8])
-
-
-def test_without_captured_ids_nothing_is_decided():
-    pairs = make_pairs([], PairsSection(capture="native"), CHAT)["pairs"]
-    assert not whole_checks.history_as_captured(pairs, pairs, CHAT).applicable
 
 
 def test_the_shipped_experiments_differ_in_what_they_compare():
@@ -145,7 +94,3 @@ def test_the_shipped_experiments_differ_in_what_they_compare():
     assert (compacted.pairs.capture, again.pairs.capture) == ("native", "retokenised")
     assert again.gates.override.keys() == {"history_as_captured"}
     assert compacted.evaluate and compacted.evaluate.agent.compact_after == 3
-
-
-def test_a_knob_that_is_off_leaves_a_rollout_what_it_was():
-    assert "compact_after" not in AGENT.identity() and COMPACTED.identity()["compact_after"] == 3
