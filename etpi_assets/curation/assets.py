@@ -337,7 +337,7 @@ def _dataset_checks(
         gates.loss_share_outcome(upweight.shares(figures["loss"]), spec.gates),
         gates.exposure_outcome(figures["exposure"], spec.gates),
         gates.role_outcome(figures["roles"], spec.gates),
-        gates.plan_paths_in_task(selected, agent_scores, _with_entities(run, tasks), spec.gates),
+        gates.plan_paths_in_task(selected, agent_scores, _task_texts(run, tasks), spec.gates),
         gates.prompt_length_ratio([len(p) for p in training], [len(p) for p in evaluation], spec.gates),
         gates.template_distance(training, evaluation, spec.gates),
         gates.generation_prompt(training, evaluation, student_format(spec)),
@@ -370,14 +370,12 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     ]
 
 
-def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
-    """Return the tasks with the entities that their family knows appended to their instruction."""
-    texts = []
-    for task in read_tasks(tasks):
-        entities = _family(run, task.suite).entities(task)
-        texts.append("\n".join([task.instruction, *entities]))
-    index = tasks.schema.get_field_index("instruction")
-    return tasks.set_column(index, tasks.schema.field(index), pa.array(texts, pa.string()))
+def _task_texts(run: AssetRun, tasks: pa.Table) -> dict[str, str]:
+    """Return task id -> its instruction, with the entities that its family knows."""
+    return {
+        task.task_id: "\n".join([task.instruction, *_family(run, task.suite).entities(task)])
+        for task in read_tasks(tasks)
+    }
 
 
 def _family(run: AssetRun, suite: str) -> Family:

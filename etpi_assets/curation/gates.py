@@ -61,17 +61,18 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     if unknown := sorted(set(section.teacher) - set(known)):
         raise ValueError(f"gates.teacher.{unknown[0]}: no such metric; there are {list(known)}")
     runs = {row["rollout_id"]: row for row in rollouts.select(["rollout_id", "task_id", "teacher"]).to_pylist()}
-    counted = {
-        row["rollout_id"]: row | {"solved": None if row["reward"] is None else row["reward"] == 1.0}
+    counted = [
+        row | {"solved": None if row["reward"] is None else row["reward"] == 1.0}
         for row in scores.to_pylist()
         if not row["infrastructure_error"]
-    }
-    agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in counted]
+    ]
+    names = {row["rollout_id"] for row in counted}
+    agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in names]
     verdicts, passed = [], True
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
         of_teacher: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-        for row in agents if metric in AGENT_RATES else counted.values():
+        for row in agents if metric in AGENT_RATES else counted:
             run = runs.get(row["rollout_id"])
             if run and row[metric] is not None:
                 of_teacher[str(run["teacher"])].append((row[metric], str(run["task_id"] or run["rollout_id"])))
@@ -144,13 +145,12 @@ def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutc
 
 
 def plan_paths_in_task(
-    selected: pa.Table, agent_scores: pa.Table, tasks: pa.Table, section: GatesSection
+    selected: pa.Table, agent_scores: pa.Table, texts: Mapping[str, str], section: GatesSection
 ) -> CheckOutcome:
-    """Compare the share of the selected agents' plans whose entities all occur in the task's text with its floor.
+    """Compare the share of the selected agents' plans whose entities all occur in their task's text with its floor.
 
     A plan without entities is a miss. Plans of unknown tasks are excluded and counted.
     """
-    text = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     task_of = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
     hits, foreign, plans = list[tuple[float, str]](), list[str](), 0
     for row in agent_scores.to_pylist():
@@ -158,9 +158,9 @@ def plan_paths_in_task(
             continue
         plans += 1
         task = task_of[row["rollout_id"]]
-        if (instruction := text.get(task)) is not None:
+        if task in texts:
             entities = json.loads(row["plan_entities"])
-            missing = [entity for entity in entities if entity not in instruction]
+            missing = [entity for entity in entities if entity not in texts[task]]
             foreign += [f"{entity} ({task})" for entity in missing]
             hits.append((bool(entities) and not missing, task))
     name, floor = "plan_paths_in_task", section.plan_paths_in_task

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome, within
+from etpi_assets.checks import faulty, judged, outcome, within
 from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.rounds import ASIDE, ByAgent, advantages_of
@@ -126,9 +126,9 @@ def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> Check
         compared = zip(chain(*groups), expected, strict=True)
         wrong += [row["rollout_id"] for row, advantages in compared if _by_agent(row, "advantage") != advantages]
     wrong += [row["rollout_id"] for row in samples if row["left_out"] in UNREWARDED | ASIDE and row["advantage"]]
-    figures = {"samples": len(samples), "largest": max((abs(row["advantage"]) for row in samples), default=0.0)}
-    words = {"mixed": len(mixed), "wrong": len(wrong), "first": next(iter([*mixed, *wrong]), "")}
-    return outcome("advantages_hold", not mixed and not wrong, figures, **words)
+    largest = max((abs(row["advantage"]) for row in samples), default=0.0)
+    counted = {"samples": len(samples), "largest": largest, "mixed": faulty(mixed), "wrong": faulty(wrong)}
+    return judged("advantages_hold", counted)
 
 
 def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
@@ -138,10 +138,8 @@ def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckO
         for row in samples for version in row["turn_versions"] or [row["version"]]
     ]  # fmt: skip
     bound, largest = section.ahead * section.iterations, max(lags, default=(0, ""))[0]
-    wrong = [(lag, name) for lag, name in lags if not 0 <= lag <= bound]
-    lag, rollout = wrong[0] if wrong else (0, "")
-    figures = {"largest": largest, "bound": bound}
-    return outcome("weights_recent", not wrong, figures, turns=len(wrong), lag=lag, rollout=rollout)
+    wrong = faulty((lag, name) for lag, name in lags if not 0 <= lag <= bound)
+    return judged("weights_recent", {"largest": largest, "bound": bound, "turns": wrong})
 
 
 def _by_agent(row: dict[str, Any], name: str) -> ByAgent:
