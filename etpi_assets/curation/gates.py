@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.checks import measured, outcome
+from etpi_assets.curation.upweight import pair_values
 from etpi_assets.scoring.behaviours import AGENT_RATES, PAIR_RATES
 from etpi_assets.scoring.intervals import decide, rate_of
 from etpi_assets.specs.experiment import GatesSection
@@ -104,7 +105,7 @@ def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> Che
 def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
     """Count the training rows, those with a tool call (`exposure`: by weight and copies), and the calls' tokens."""
     training = rows.filter(pc.field("split") == "train")
-    tokens = _of_rows(training, pairs, "format_tokens").fill_null(0).to_numpy()
+    tokens = pair_values(training, pairs, "format_tokens").fill_null(0).to_numpy()
     weights = training["weight"].to_numpy() * training["copies"].to_numpy()
     calling = tokens > 0
     return {
@@ -113,12 +114,6 @@ def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
         "rows": len(training),
         "format_tokens": int(tokens.sum()),
     }
-
-
-def _of_rows(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
-    """Return a column of the pairs for each row; null where there is no such pair."""
-    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
-    return pairs[column].take(at)
 
 
 def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> CheckOutcome:
@@ -130,7 +125,7 @@ def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> Check
 def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
     """Count the training rows of each role."""
     training = rows.filter(pc.field("split") == "train")
-    metadata = _of_rows(training, pairs, "metadata").to_pylist()
+    metadata = pair_values(training, pairs, "metadata").to_pylist()
     return dict(Counter(str(json.loads(facts).get("role")) if facts else "None" for facts in metadata))
 
 

@@ -67,7 +67,7 @@ def reconcile_outcome(name: str, counted: Mapping[str, Any], offered: int, train
     training = counted["kept"] if training is None else training
     return judged(
         name,
-        counted | {"offered": offered, "training": training, "wrong": wrong | {"n": wrong["n"] or unread}},
+        {**counted, "offered": offered, "training": training, "wrong": {**wrong, "n": wrong["n"] or unread}},
         holds=bool(training) and not unread,
         case="doubled" if wrong["n"] or unread else "",
         hint=max(reasons, key=reasons.__getitem__, default=""),
@@ -162,7 +162,7 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
     """Check that no output has think text and no input ends in an open think block, if think is stripped."""
     case = "" if section.strip_think else "kept"
     tails = listed(counted["prompt_tails"])
-    return judged("no_think_in_output", counted | {"tokenizer": chat.name}, case=case, tails=tails)
+    return judged("no_think_in_output", {**counted, "tokenizer": chat.name}, case=case, tails=tails)
 
 
 def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any]:

@@ -65,48 +65,43 @@ def _rollouts_recorded(
     section: RLSection, seeds: list[int], tables: Mapping[str, pa.Table], samples: list[dict[str, Any]]
 ) -> CheckOutcome:
     """Check that every rollout, its rewards and every id that the policy generated are recorded once."""
-    size, rounds = section.round_size, range(0, section.last_step, section.iterations)
-    expected = {(seed, step): size for seed in seeds for step in rounds}
+    rounds = [(seed, step) for seed in seeds for step in range(0, section.last_step, section.iterations)]
     counts = Counter((row["seed"], row["step"]) for row in samples if row["left_out"] not in ASIDE)
-    ids = {row["rollout_id"] for row in samples}
-    scored = Counter((row["rollout_id"], row["function"]) for row in tables["rewards"].to_pylist())
-    wanted: Counter[tuple[str, str]] = Counter()
-    for row in samples:
-        if row["left_out"] not in UNREWARDED:
-            for term in section.rewards:
-                wanted[row["rollout_id"], term.function] += len(row["agent_rewards"] or ()) if term.of == "agent" else 1
-    problems = [f"seed {s} step {t}: {counts[s, t]} of {n}" for (s, t), n in expected.items() if counts[s, t] != n]
-    if unexpected := counts.keys() - expected.keys():
+    size, ids = section.round_size, {row["rollout_id"] for row in samples}
+    problems = [f"seed {s} step {t}: {counts[s, t]} of {size}" for s, t in rounds if counts[s, t] != size]
+    if unexpected := counts.keys() - set(rounds):
         problems.append(f"rounds that the run did not request: {sorted(unexpected)[:3]}")
     if ids != set(tables["rollouts"]["rollout_id"].to_pylist()) or len(ids) != len(samples):
         problems.append("samples and rollouts do not match one to one")
-    if wrong := sorted((wanted - scored) + (scored - wanted)):
+    if wrong := _wrong_rewards(section, tables["rewards"], samples):
         problems.append(f"{len(wrong)} rewards are missing or repeated, first {wrong[0]}")
     generated, untrained = Counter[str](), Counter[str]()
     for name, tokens in zip(
         tables["turns"]["rollout_id"].to_pylist(), _lengths(tables["turns"], "output_ids"), strict=True
     ):
         generated[name] += tokens or 0
-    lengths = _lengths(tables["rl_samples"], "policy_logprobs")
-    for row, trained in zip(samples, lengths, strict=True):
-        name, tokens = row["rollout_id"], generated[row["rollout_id"]]
-        if row["policy_tokens"] != tokens or (row["left_out"] is None and trained not in (tokens, None)):
-            problems.append(
-                f"rollout {name}: {tokens} ids generated, {row['policy_tokens']} counted, {trained} trained"
-            )
+    for row, trained in zip(samples, _lengths(tables["rl_samples"], "policy_logprobs"), strict=True):
+        name, counted, tokens = row["rollout_id"], row["policy_tokens"], generated[row["rollout_id"]]
+        if counted != tokens or (row["left_out"] is None and trained not in (tokens, None)):
+            problems.append(f"rollout {name}: {tokens} ids generated, {counted} counted, {trained} trained")
         if row["left_out"]:
             untrained[row["left_out"]] += tokens
         untrained["no turn"] += row["untrained_tokens"] or 0
-    left = ", ".join(f"{n} {reason}" for reason, n in (+untrained).items())
-    return outcome(
-        "rollouts_recorded",
-        not problems,
-        {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)},
-        rounds=len(expected),
-        rewards=len(section.rewards),
-        untrained=f"; ids that were not trained on: {left}" if left else "",
-        problems="; ".join(problems[:5]),
-    )
+    figures = {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)}
+    left = ", ".join(f"{n} {reason}" for reason, n in figures["untrained_ids"].items())
+    words = {"rounds": len(rounds), "rewards": len(section.rewards), "left": left, "problems": "; ".join(problems[:5])}
+    return outcome("rollouts_recorded", not problems, figures, **words)
+
+
+def _wrong_rewards(section: RLSection, rewards: pa.Table, samples: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return (rollout, function) of each reward that is missing or repeated."""
+    scored = Counter((row["rollout_id"], row["function"]) for row in rewards.to_pylist())
+    wanted: Counter[tuple[str, str]] = Counter()
+    for row in samples:
+        if row["left_out"] not in UNREWARDED:
+            for term in section.rewards:
+                wanted[row["rollout_id"], term.function] += len(row["agent_rewards"] or ()) if term.of == "agent" else 1
+    return sorted((wanted - scored) + (scored - wanted))
 
 
 def _lengths(table: pa.Table, column: str) -> list[int | None]:
