@@ -77,13 +77,10 @@ def reconcile_outcome(name: str, counted: Mapping[str, Any], offered: int, train
 
 def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[Key]:
     """Return the turns whose number of rows in `accounted` differs from that in `offered`, sorted."""
-    signed = [
-        table.select(KEY).append_column("n", pa.array(np.full(len(table), sign, dtype=np.int64)))
-        for table, sign in ((offered, 1), *((table, -1) for table in accounted))
-    ]
-    sums = pa.concat_tables(signed).group_by(KEY).aggregate([("n", "sum")])
-    wrong = sums.filter(pc.field("n_sum") != 0)
-    return sorted(turn_keys(wrong))
+    rows = Counter(turn_keys(offered))
+    for table in accounted:
+        rows.subtract(turn_keys(table))
+    return sorted(key for key, n in rows.items() if n)
 
 
 def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
