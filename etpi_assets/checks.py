@@ -75,11 +75,11 @@ _OVERRIDABLE = _TABLES.pop("overridable")["assets"]
 _SHARED = _TABLES.pop("shared")
 
 
-def _info(name: str, as_in: str = "", **own: Any) -> CheckInfo:
-    """Return a check with its own values, and those of the asset's check of that name, or the table, in `as_in`."""
+def _info(name: str, as_in: str = "", **values: Any) -> CheckInfo:
+    """Return a check with its values, and those of the asset's check of that name, or of the table, in `as_in`."""
     shared = _SHARED[as_in] if as_in in _SHARED else _TABLES[as_in][name] if as_in else {}
-    own |= {key: shared.get(key, {}) | value for key, value in own.items() if isinstance(value, dict)}
-    return CheckInfo(**shared | own)
+    values |= {key: shared.get(key, {}) | value for key, value in values.items() if isinstance(value, dict)}
+    return CheckInfo(**shared | values)
 
 
 CHECKS: Mapping[str, Mapping[str, CheckInfo]] = {

@@ -83,7 +83,7 @@ def test_a_misspelt_check_is_refused_with_the_nearest_right_one():
 
 def test_checks_that_the_stages_name_are_those_of_the_table():
     """A misspelt name in a function would fail only when that function runs."""
-    calls = re.compile(r'\b(?:outcome|measured|CheckOutcome|CheckOutcome\.not_applicable|_counts)\(\s*"(\w+)"')
+    calls = re.compile(r'\b(?:outcome|measured|judged|CheckOutcome|CheckOutcome\.not_applicable|_counts)\(\s*"(\w+)"')
     sources = [path.read_text("utf-8") for path in Path(asset_module.__file__).parent.rglob("*.py")]
     named = {name for text in sources for name in calls.findall(text)}
     described = {name for asset, checks in CHECKS.items() for name in checks}
