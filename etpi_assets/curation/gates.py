@@ -209,7 +209,7 @@ def generation_prompt(
     rare = [endings[form] for form in sorted(served) if trained[form] < _LEAST_ENDING * len(training)]
     passed = not rare if trained and served else None
     ends = listed({endings[form]: n for form, n in sorted(trained.items())})
-    figures = {"training": trained, "evaluation": served}
+    figures = {"training": dict(trained), "evaluation": dict(served)}
     return outcome("generation_prompt", passed, figures, new=", ".join(rare), ends=ends)
 
 

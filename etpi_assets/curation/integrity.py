@@ -87,7 +87,7 @@ def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutco
     """Check that every pair is of the capture that the spec asks for."""
     wanted = section.capture
     words = {"wanted": wanted, "of_spec": captures[wanted], "by_capture": listed(captures)}
-    return outcome("capture_not_mixed", set(captures) <= {wanted}, captures, **words)
+    return outcome("capture_not_mixed", set(captures) <= {wanted}, dict(captures), **words)
 
 
 def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
