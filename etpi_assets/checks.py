@@ -1,13 +1,14 @@
 """The checks: what each catches, what to do when it fails, whether it blocks, its bound and the words of its messages.
 
 Their data are in `checks.toml`, which no asset's code version covers, so that better words recompute nothing. The
-functions beside the data they judge only compute figures and a verdict, and call `outcome` or `measured`.
+functions beside the data they judge only count, and call `judged`; or `measured` or `outcome`, if they decide
+otherwise.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +32,13 @@ class CheckInfo:
         bound: the key of the spec's `gates` that has its floor or bound.
         limit: "floor" or "bound", and the format of its figures: "floor .3f".
         most, least: the bound of a share that no spec changes; messages have it as {bound}.
-        wrong, of: for `judged`, the counts of wrong and of all cases; without `of` there is always something to decide.
+        faults, of: for `judged`, the counts of faults and of all cases.
+        figures: for `judged`, the names of the figures to store; without them, all whole numbers.
         says: templates of messages, by case: "passes", "fails" (by default as "passes"), "idle" (nothing to decide), or
-            another one of the check's function. A template may name figures, and "{passes}" and "{hint}".
-        hints: what to do, by cause; "" for every other cause.
-        parts: sentences from which the check's function puts a message together (`part`).
+            another one of the check's function. A template may name figures, "{passes}", and the following.
+        hints: what to do ("{hint}"), by cause; "" for every other cause.
+        parts: words ("{KEY?}") that are left out where the figure KEY is 0 or empty.
+        problems: sentences of a failure ("{problems}"), of the figures that are neither 0 nor empty.
     """
 
     catches: str
@@ -48,11 +51,13 @@ class CheckInfo:
     limit: str = ""
     most: float | None = None
     least: float | None = None
-    wrong: str = ""
+    faults: Sequence[str] = ()
     of: str = ""
+    figures: Sequence[str] = ()
     says: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fixed(self) -> float | None:
@@ -67,13 +72,20 @@ class CheckInfo:
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _OVERRIDABLE = _TABLES.pop("overridable")["assets"]
+_SHARED = _TABLES.pop("shared")
+
+
+def _info(name: str, as_in: str = "", **values: Any) -> CheckInfo:
+    """Return a check with its values, and those of the asset's check of that name, or of the table, in `as_in`."""
+    shared = _SHARED[as_in] if as_in in _SHARED else _TABLES[as_in][name] if as_in else {}
+    values |= {key: shared.get(key, {}) | value for key, value in values.items() if isinstance(value, dict)}
+    return CheckInfo(**shared | values)
+
 
 CHECKS: Mapping[str, Mapping[str, CheckInfo]] = {
-    asset: {name: CheckInfo(**_TABLES.get(table.get("as_in"), checks)[name]) for name, table in checks.items()}
-    for asset, checks in _TABLES.items()
+    asset: {name: _info(name, **table) for name, table in checks.items()} for asset, checks in _TABLES.items()
 }
-"""Asset -> check -> its description, in the order in which the asset reports them. `as_in` names an asset whose check
-of that name is described."""
+"""Asset -> check -> its description, in the order in which the asset reports them."""
 
 OVERRIDABLE = tuple(name for asset in _OVERRIDABLE for name in CHECKS[asset])
 """The checks that `gates.override` may name."""
@@ -124,8 +136,10 @@ def outcome(
     if name not in _BY_NAME:
         raise KeyError(f"checks.toml has no check {name!r}{nearest(name, _BY_NAME)}")
     info, figures = _BY_NAME[name], figures or {}
-    fixed = {} if info.fixed is None else {"bound": percent(info.fixed)}
-    words = {**figures, **fixed, **values}
+    words = {**figures, **({} if info.fixed is None else {"bound": percent(info.fixed)}), **values}
+    words |= {f"{key}?": text.format_map(words) if words.get(key) else "" for key, text in info.parts.items()}
+    problems = [text.format_map(words) for key, text in info.problems.items() if words.get(key)]
+    words = {"problems": "; ".join(problems), **words}
     if info.hints:
         words["hint"] = info.hints.get(hint, info.hints.get("", "")).format_map(words)
     template = info.says.get(case or {True: "passes", False: "fails", None: "idle"}[passed], info.says["passes"])
@@ -135,11 +149,6 @@ def outcome(
     if passed is None:
         return CheckOutcome.not_applicable(name, message, figures)
     return CheckOutcome(name, passed, message, info.blocking, figures)
-
-
-def part(name: str, key: str, **values: Any) -> str:
-    """Return a sentence of a check's `parts`."""
-    return _BY_NAME[name].parts[key].format_map(values)
 
 
 def measured(name: str, value: float, section: Any, figures: Mapping[str, Any], **values: Any) -> CheckOutcome:
@@ -159,18 +168,39 @@ def within(name: str, share: float) -> bool:
     return share <= info.most if info.most is not None else share >= (info.least or 0.0)
 
 
-def judged(name: str, counted: Mapping[str, Any], **values: Any) -> CheckOutcome:
-    """Return the outcome of a check that one wrong case fails; its table names the counts of wrong and of all cases.
+def part(name: str, key: str, **values: Any) -> str:
+    """Return a sentence of a check's `parts`."""
+    return _BY_NAME[name].parts[key].format_map(values)
 
-    The numbers of `counted` are its figures. A message may name the first items of its lists, such as {first[0]}, and
-    the {share} of wrong cases.
+
+def faulty(rows: Iterable[Any]) -> dict[str, Any]:
+    """Return the number of faulty rows and the first of them, which `merged` of `rollout_checks` adds up."""
+    names = list(rows)
+    return {"n": len(names), "first": names[:_SHOWN]}
+
+
+def judged(name: str, counted: Mapping[str, Any], *, holds: bool = True, **values: Any) -> CheckOutcome:
+    """Return the outcome of a check that fails if there are faults, or more than its bound as a share of all cases.
+
+    Its table names the counts of `faults`, of all cases (`of`), and the `figures` to store. A message may name each
+    kind of `faulty` rows by their number, {KIND_first}, the {first} of all kinds, and the {share} of faults.
+
+    Args:
+        holds: a further condition to pass.
     """
-    info = _BY_NAME[name]
-    figures = {key: value for key, value in counted.items() if isinstance(value, int)}
-    shown = {key: value[:_SHOWN] for key, value in counted.items() if isinstance(value, list)}
-    cases, wrong = counted[info.of] if info.of else 1, counted.get(info.wrong, 0)
-    words = {"share": percent(wrong / max(1, cases)), **shown, **values}
-    return outcome(name, not wrong if cases else None, figures, **words)
+    info, words, first = _BY_NAME[name], dict(counted), []
+    for key, value in counted.items():
+        if isinstance(value, Mapping) and "first" in value:
+            shown = [tuple(row) if isinstance(row, list) else row for row in value["first"][:_SHOWN]]
+            words |= {key: value["n"], f"{key}_first": shown}
+            first += shown
+    cases = words[info.of] if info.of else 1
+    share = sum(words.get(fault, 0) for fault in info.faults or info.problems) / max(1, cases)
+    words |= {"share": share, "percent": percent(share)}
+    stored = info.figures or [key for key, value in words.items() if isinstance(value, int)]
+    passed = holds and share <= (info.most or 0.0) if cases or "idle" not in info.says else None
+    figures = {key: words[key] for key in stored if key in words}
+    return outcome(name, passed, figures, **{"first": first[:_SHOWN], **words, **values})
 
 
 class OnHit(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -78,8 +78,8 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
     tables = select.select(rollouts, scores, section, tokens, paths, refused)
     selected, dropped = tables["selected"], tables["dropped"]
     run.log(f"{run.label}: {rule.text}")
-    reasons = Counter(dropped["reason"].to_pylist())
-    checks = [select.counts_reconcile(rollouts, selected, dropped, rule), joins.once_outcome(selected, paths)]
+    reconciled = select.counts_reconcile(rollouts, selected, dropped, rule)
+    checks = [reconciled, joins.once_outcome(selected, paths)]
     return Produced(
         tables=tables,
         checks=gates.apply_overrides(checks, spec.gates),
@@ -87,7 +87,7 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
             "selected": len(selected),
             "offered": len(selected) + len(dropped),
             "reward": rule.text,
-            "dropped": dict(reasons.most_common()),
+            "dropped": dict(Counter(reconciled.figures["reasons"]).most_common()),
             "exits": dict(Counter(scores["exit_status"].to_pylist()).most_common()),
             "repos": dict(Counter(selected["repo"].to_pylist())),
             "output_tokens": sum(selected["output_tokens"].to_pylist()),
@@ -258,18 +258,19 @@ def upweighted_dataset(
 ) -> Produced:
     spec: ExperimentSpec = run.spec
     pairs, task_rows = tito_pairs.stored("pairs"), tasks.read("tasks")
-    heldout = task_rows.filter(pc.field("split") == "heldout")
+    heldout = frozenset(task_rows.filter(pc.field("split") == "heldout")["task_id"].to_pylist())
     chat = student_format(spec)
     context = lengths.base_context(spec.base, chat)
     limit = lengths.row_limit(spec.dataset, spec.base, context)
-    rule = upweight.RowRule(spec.dataset, frozenset(heldout["task_id"].to_pylist()), limit)
+    rule = upweight.RowRule(spec.dataset, heldout, limit)
     planned = plan(pairs, rule)
     most = lengths.merge_limit(spec.dataset, limit, planned.longest)
     factory = partial(dataset_builder, pairs, rule, planned.validate, most)
     named = ((f"{block.start:010}", block) for block in planned.blocks)
     figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
     tables = {name: run.spooled(name) for name in run.node.tables}
-    checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
+    inputs = tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts
+    checks = _dataset_checks(run, task_rows, heldout, figures, *inputs)
     measured = lengths.totals(figures["lengths"], context, limit)
     run.log(f"{run.label}: {lengths.summary(measured)}")
     savings = merge.savings(figures["lengths"]["rows"], figures["sequence_tokens"])
@@ -297,6 +298,7 @@ def _spooled(run: AssetRun, parts: Iterable[Mapping[str, pa.Table]]) -> dict[str
 def _dataset_checks(
     run: AssetRun,
     tasks: pa.Table,
+    heldout_tasks: Collection[str],
     figures: Mapping[str, Any],
     tito_pairs: Input,
     selected_trajectories: Input,
@@ -308,10 +310,8 @@ def _dataset_checks(
     agent_scores = scored_rollouts.read("agent_scores", columns=gates.AGENT_COLUMNS)
     rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "rollout_set", "task_id", "teacher", "source"])
     scores = scored_rollouts.read("scores", columns=gates.SCORE_COLUMNS)
-    heldout = tasks.filter(pc.field("split") == "heldout")
     of_code = {name for name in tasks["suite"].unique().to_pylist() if not _family(run, name).repo_is_source}
     heldout_repos = integrity.repositories_held_out(tasks, of_code) | {*spec.dataset.heldout_repos}
-    heldout_tasks = set(heldout["task_id"].to_pylist())
     training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
     columns = ["source", "row", "reason"]
     quarantined = {
@@ -337,7 +337,7 @@ def _dataset_checks(
         gates.loss_share_outcome(upweight.shares(figures["loss"]), spec.gates),
         gates.exposure_outcome(figures["exposure"], spec.gates),
         gates.role_outcome(figures["roles"], spec.gates),
-        gates.plan_paths_in_task(selected, agent_scores, _with_entities(run, tasks), spec.gates),
+        gates.plan_paths_in_task(selected, agent_scores, _task_texts(run, tasks), spec.gates),
         gates.prompt_length_ratio([len(p) for p in training], [len(p) for p in evaluation], spec.gates),
         gates.template_distance(training, evaluation, spec.gates),
         gates.generation_prompt(training, evaluation, student_format(spec)),
@@ -370,14 +370,12 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     ]
 
 
-def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
-    """Return the tasks with the entities that their family knows appended to their instruction."""
-    texts = []
-    for task in read_tasks(tasks):
-        entities = _family(run, task.suite).entities(task)
-        texts.append("\n".join([task.instruction, *entities]))
-    index = tasks.schema.get_field_index("instruction")
-    return tasks.set_column(index, tasks.schema.field(index), pa.array(texts, pa.string()))
+def _task_texts(run: AssetRun, tasks: pa.Table) -> dict[str, str]:
+    """Return task id -> its instruction, with the entities that its family knows."""
+    return {
+        task.task_id: "\n".join([task.instruction, *_family(run, task.suite).entities(task)])
+        for task in read_tasks(tasks)
+    }
 
 
 def _family(run: AssetRun, suite: str) -> Family:

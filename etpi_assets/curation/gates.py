@@ -8,9 +8,10 @@ n is too small to decide; then the estimate decides. Invariants that no spec can
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -19,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.checks import measured, outcome
+from etpi_assets.curation.upweight import pair_values
 from etpi_assets.scoring.behaviours import AGENT_RATES, PAIR_RATES
-from etpi_assets.scoring.intervals import Estimate, decide, rate
+from etpi_assets.scoring.intervals import decide, rate_of
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.check_outcome import CheckOutcome, listed
@@ -60,64 +62,50 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     if unknown := sorted(set(section.teacher) - set(known)):
         raise ValueError(f"gates.teacher.{unknown[0]}: no such metric; there are {list(known)}")
     runs = {row["rollout_id"]: row for row in rollouts.select(["rollout_id", "task_id", "teacher"]).to_pylist()}
-    counted = [row for row in scores.to_pylist() if not row["infrastructure_error"]]
+    counted = [
+        row | {"solved": None if row["reward"] is None else row["reward"] == 1.0}
+        for row in scores.to_pylist()
+        if not row["infrastructure_error"]
+    ]
     names = {row["rollout_id"] for row in counted}
     agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in names]
     verdicts, passed = [], True
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
-        rows = agents if metric in AGENT_RATES else counted
-        pairs_of: dict[str, list[tuple[float, str]]] = {}
-        for row in rows:
-            name = row["rollout_id"]
-            if name in runs and (value := _value(row, metric)) is not None:
-                cluster = str(runs[name]["task_id"] or name)
-                pairs_of.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
-        estimate = _rate([pair for pairs in pairs_of.values() for pair in pairs])
-        if estimate is None:
+        of_teacher: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+        for row in agents if metric in AGENT_RATES else counted:
+            run = runs.get(row["rollout_id"])
+            if run and row[metric] is not None:
+                of_teacher[str(run["teacher"])].append((row[metric], str(run["task_id"] or run["rollout_id"])))
+        if (estimate := rate_of(chain(*of_teacher.values()))) is None:
             passed = False
             verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
             continue
         passed = passed and estimate.value >= floor
         verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
-        for teacher, values in sorted(pairs_of.items()) if len(pairs_of) > 1 else ():
-            if (of_teacher := _rate(values)) and (decided := decide(of_teacher, floor))[0] is False:
+        for teacher, hits in sorted(of_teacher.items()) if len(of_teacher) > 1 else ():
+            if (of_one := rate_of(hits)) and (decided := decide(of_one, floor))[0] is False:
                 passed = False
                 verdicts.append(f"{metric} of {teacher} {decided[1]}")
     return outcome("teacher_gate", passed if section.teacher else None, figures, verdicts="; ".join(verdicts))
 
 
-def _rate(pairs: Sequence[tuple[float, str]]) -> Estimate | None:
-    """Return the rate of (value, cluster) pairs; None if there are none."""
-    return rate([value for value, _ in pairs], [cluster for _, cluster in pairs])
-
-
-def _value(row: Mapping[str, Any], metric: str) -> float | None:
-    if metric == "solved":
-        return None if row["reward"] is None else float(row["reward"] == 1.0)
-    return None if row[metric] is None else float(row[metric])
-
-
 def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> CheckOutcome:
     """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
-    first = share.get(0, 0.0)
-    floor = section.first_turn_loss_share or 0
-    return measured(
-        "turn_loss_share",
-        first,
-        section,
-        {f"turn_{t}": v for t, v in share.items()},
-        hint="none" if first == 0 else "buried",
-        first_turns=", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6]),
-        factor=(1 - first) * floor / max(1e-9, first * (1 - floor)),
-    )
+    first, floor = share.get(0, 0.0), section.first_turn_loss_share or 0
+    words = {
+        "hint": "buried" if first else "none",
+        "first_turns": ", ".join(f"turn {turn} {value:.3f}" for turn, value in [*share.items()][:6]),
+        "factor": (1 - first) * floor / max(1e-9, first * (1 - floor)),
+    }
+    return measured("turn_loss_share", first, section, {f"turn_{t}": value for t, value in share.items()}, **words)
 
 
 def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
     """Count the training rows, those with a tool call (`exposure`: by weight and copies), and the calls' tokens."""
     training = rows.filter(pc.field("split") == "train")
-    tokens = _of_rows(training, pairs, "format_tokens").fill_null(0).to_numpy()
+    tokens = pair_values(training, pairs, "format_tokens").fill_null(0).to_numpy()
     weights = training["weight"].to_numpy() * training["copies"].to_numpy()
     calling = tokens > 0
     return {
@@ -126,12 +114,6 @@ def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
         "rows": len(training),
         "format_tokens": int(tokens.sum()),
     }
-
-
-def _of_rows(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
-    """Return a column of the pairs for each row; null where there is no such pair."""
-    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
-    return pairs[column].take(at)
 
 
 def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> CheckOutcome:
@@ -143,47 +125,42 @@ def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> Check
 def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
     """Count the training rows of each role."""
     training = rows.filter(pc.field("split") == "train")
-    metadata = _of_rows(training, pairs, "metadata").to_pylist()
+    metadata = pair_values(training, pairs, "metadata").to_pylist()
     return dict(Counter(str(json.loads(facts).get("role")) if facts else "None" for facts in metadata))
 
 
 def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutcome:
     """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
-    pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
-    figures = {**pair_roles, **rows_of}
-    rows = sum(pair_roles.values()) + rows_of.get("None", 0)  # a row without a role counts for neither
+    figures = {"proposer": 0, "responder": 0, **rows_of}
+    pair = figures["proposer"], figures["responder"]
+    rows = sum(pair) + rows_of.get("None", 0)  # a row without a role counts for neither
     if not rows:
         return outcome("role_balance", None, figures, case="alone")
-    share = min(pair_roles.values()) / rows
-    return measured("role_balance", share, section, figures, by_role=listed(figures))
+    return measured("role_balance", min(pair) / rows, section, figures, by_role=listed(figures))
 
 
 def plan_paths_in_task(
-    selected: pa.Table, agent_scores: pa.Table, tasks: pa.Table, section: GatesSection
+    selected: pa.Table, agent_scores: pa.Table, texts: Mapping[str, str], section: GatesSection
 ) -> CheckOutcome:
-    """Compare the share of the selected agents' plans whose entities all occur in the task's text with its floor.
+    """Compare the share of the selected agents' plans whose entities all occur in their task's text with its floor.
 
     A plan without entities is a miss. Plans of unknown tasks are excluded and counted.
     """
-    text = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
-    task = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
-    hits, clusters, foreign, unknown, plans = [], [], [], 0, 0
+    task_of = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
+    hits, foreign, plans = list[tuple[float, str]](), list[str](), 0
     for row in agent_scores.to_pylist():
-        if row["rollout_id"] not in task or row["plan_entities"] is None:
+        if row["rollout_id"] not in task_of or row["plan_entities"] is None:
             continue
         plans += 1
-        instruction = text.get(task[row["rollout_id"]])
-        if instruction is None:
-            unknown += 1
-            continue
-        entities = json.loads(row["plan_entities"])
-        missing = [entity for entity in entities if entity not in instruction]
-        foreign += [f"{entity} ({task[row['rollout_id']]})" for entity in missing]
-        hits.append(float(bool(entities) and not missing))
-        clusters.append(str(task[row["rollout_id"]]))
+        task = task_of[row["rollout_id"]]
+        if task in texts:
+            entities = json.loads(row["plan_entities"])
+            missing = [entity for entity in entities if entity not in texts[task]]
+            foreign += [f"{entity} ({task})" for entity in missing]
+            hits.append((bool(entities) and not missing, task))
     name, floor = "plan_paths_in_task", section.plan_paths_in_task
-    figures: dict[str, Any] = {"plans": plans, "unknown_task": unknown, "judged": len(hits)}
-    estimate = rate(hits, clusters)
+    figures: dict[str, Any] = {"plans": plans, "unknown_task": plans - len(hits), "judged": len(hits)}
+    estimate = rate_of(hits)
     if estimate is None:
         return outcome(name, None, figures, case="unknown" if plans else "none")
     figures["rate"] = estimate.value
@@ -227,12 +204,12 @@ def generation_prompt(
 ) -> CheckOutcome:
     """Test that first-turn prompts of evaluation end as at least a tenth of the training prompts do: with no think
     block, an open one or a closed one. An empty block in serving alone is a prompt that no student was trained on."""
-    trained, served = (Counter(chat.tail_form(prompt) for prompt in prompts) for prompts in (training, evaluation))
-    figures = {"training": dict(trained), "evaluation": dict(served)}
-    words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
-    rare = [words[form] for form in sorted(served) if trained[form] < _LEAST_ENDING * len(training)]
+    endings = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
+    trained, served = (Counter(map(chat.tail_form, prompts)) for prompts in (training, evaluation))
+    rare = [endings[form] for form in sorted(served) if trained[form] < _LEAST_ENDING * len(training)]
     passed = not rare if trained and served else None
-    ends = listed({words[form]: n for form, n in sorted(trained.items())})
+    ends = listed({endings[form]: n for form, n in sorted(trained.items())})
+    figures = {"training": dict(trained), "evaluation": dict(served)}
     return outcome("generation_prompt", passed, figures, new=", ".join(rare), ends=ends)
 
 
@@ -254,20 +231,18 @@ def skip_rate(inputs: Mapping[str, int], lost: Sequence[tuple[str, str, str]], s
         inputs: rollout set -> the number of its rollouts and quarantined inputs.
         lost: (rollout set, name, reason) of each such input.
     """
-    total = sum(inputs.values())
+    total, bound = sum(inputs.values()), section.skip_rate
     share = len(lost) / total if total else 1.0
-    reasons = Counter(reason.partition(":")[0] for *_, reason in lost)
-    bound = section.skip_rate
-    over = {key: n for key, n in Counter(key for key, *_ in lost).items() if n > max(1, bound * inputs[key])}
+    of_set = Counter(key for key, *_ in lost)
+    over = [key for key, n in of_set.items() if n > max(1, bound * inputs[key])]
     first = ", ".join(f"{name} ({reason})" for _, name, reason in lost[:10])
-    figures = {"found": total, "lost": len(lost), **reasons}
     return outcome(
         "skip_rate",
         share <= bound and not over,
-        figures,
+        {"found": total, "lost": len(lost), **Counter(reason.partition(":")[0] for *_, reason in lost)},
         share=share,
         bound=bound,
-        of_sets="".join(f", {n} of the {inputs[key]} of {key}" for key, n in over.items() if len(inputs) > 1),
+        of_sets="".join(f", {of_set[key]} of the {inputs[key]} of {key}" for key in over if len(inputs) > 1),
         names=f": {first}{', ...' if len(lost) > 10 else ''}." if lost else ".",
     )
 
@@ -288,22 +263,12 @@ def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, sectio
 
     Held-out turns are not lost. A turn without ids counts as a turn, but has no tokens.
     """
-    reasons, lost_tokens = Counter(counted["reasons"]), counted["tokens"]
-    lost = reasons.total()
-    turns, tokens = rows + lost, lost_tokens + kept_tokens
-    share = lost / turns if turns else 1.0
-    token_share = lost_tokens / max(1, tokens)
-    bound = section.turns_lost
-    figures = {"turns": turns, "turns_lost": lost, "tokens": tokens, "tokens_lost": lost_tokens, **reasons}
-    common = reasons.most_common()
-    return outcome(
-        "turns_lost",
-        max(share, token_share) <= bound,
-        figures,
-        case="" if turns else "empty",
-        hint=common[0][0] if common else "",
-        share=share,
-        token_share=token_share,
-        bound=bound,
-        by_reason=listed(dict(common)),
-    )
+    reasons, tokens_lost = counted["reasons"], counted["tokens"]
+    turns_lost = sum(reasons.values())
+    turns, tokens = rows + turns_lost, kept_tokens + tokens_lost
+    figures = {"turns": turns, "turns_lost": turns_lost, "tokens": tokens, "tokens_lost": tokens_lost, **reasons}
+    share, token_share = turns_lost / turns if turns else 1.0, tokens_lost / max(1, tokens)
+    common = dict(Counter(reasons).most_common())
+    words = {"share": share, "token_share": token_share, "bound": section.turns_lost, "by_reason": listed(common)}
+    passed, case = max(share, token_share) <= section.turns_lost, "" if turns else "empty"
+    return outcome("turns_lost", passed, figures, case=case, hint=next(iter(common), ""), **words)

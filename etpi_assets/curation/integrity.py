@@ -1,23 +1,23 @@
 """Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
 Each check has figures that are computed per block of rollouts (`*_figures`, values of JSON), summed by `merged` of
-`trajectories.rollout_checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
+`trajectories.rollout_checks`, and judged by `checks.judged` or `*_outcome`. Checks whose floors and bounds a spec sets
+are in `gates`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome, part
+from etpi_assets.checks import faulty, judged, outcome
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
@@ -45,29 +45,15 @@ STEERING_COLUMNS = [*KEY, "prefix_turn", "pair_id", "suffix_ids", "output_ids"]
 
 def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> CheckOutcome:
     """Warn if `val_fraction` leaves no row for validation, given the number of rows of each split."""
-    units = {"repository": "repositories"}.get(section.val_by, "conversations")
-    return outcome(
-        "validation_rows",
-        bool(rows.get("val")) or not section.val_fraction,
-        dict(rows),
-        hint=section.val_by,
-        validating=rows.get("val", 0),
-        rows=sum(rows.values()),
-        share=section.val_fraction,
-        units=units,
-    )
+    share, validating = section.val_fraction, rows.get("val", 0)
+    words = {"validating": validating, "all_rows": sum(rows.values()), "share": share}
+    return outcome("validation_rows", bool(validating) or not share, rows, hint=section.val_by, **words)
 
 
 def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:
     """Count the turns kept and dropped, and those of the offered ones that are missing or duplicated."""
-    wrong = _unbalanced(offered, kept, dropped)
-    return {
-        "kept": len(kept),
-        "dropped": len(dropped),
-        "reasons": dict(counts(dropped, "reason")),
-        "wrong": len(wrong),
-        "first_wrong": wrong[:_SHOWN],
-    }
+    wrong = faulty(_unbalanced(offered, kept, dropped))
+    return {"kept": len(kept), "dropped": len(dropped), "reasons": dict(counts(dropped, "reason")), "wrong": wrong}
 
 
 def reconcile_outcome(name: str, counted: Mapping[str, Any], offered: int, training: int | None = None) -> CheckOutcome:
@@ -76,43 +62,32 @@ def reconcile_outcome(name: str, counted: Mapping[str, Any], offered: int, train
     Args:
         training: the number of training rows; None: every kept turn.
     """
-    reasons = Counter(counted["reasons"])
-    kept, training = counted["kept"], counted["kept"] if training is None else training
-    figures = {
-        "offered": offered, "kept": kept, "training": training, "dropped": counted["dropped"],
-        "reasons": dict(reasons),
-    }  # fmt: skip
-    wrong = counted["wrong"] or offered - kept - counted["dropped"]  # also of blocks that nothing read
-    return outcome(
+    wrong, reasons = counted["wrong"], Counter(counted["reasons"])
+    unread = offered - counted["kept"] - counted["dropped"]  # of blocks that nothing read
+    training = counted["kept"] if training is None else training
+    return judged(
         name,
-        bool(training) and not wrong,
-        figures,
-        case="doubled" if wrong else "",
-        hint=reasons.most_common(1)[0][0] if reasons else "",
+        {**counted, "offered": offered, "training": training, "wrong": {**wrong, "n": wrong["n"] or unread}},
+        holds=bool(training) and not unread,
+        case="doubled" if wrong["n"] or unread else "",
+        hint=max(reasons, key=reasons.__getitem__, default=""),
         by_reason=listed_with_keys(reasons),
-        wrong=wrong,
-        first=[tuple(key) for key in counted["first_wrong"][:_SHOWN]],
     )
 
 
 def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[Key]:
     """Return the turns whose number of rows in `accounted` differs from that in `offered`, sorted."""
-    signed = [
-        table.select(KEY).append_column("n", pa.array(np.full(len(table), sign, dtype=np.int64)))
-        for table, sign in ((offered, 1), *((table, -1) for table in accounted))
-    ]
-    sums = pa.concat_tables(signed).group_by(KEY).aggregate([("n", "sum")])
-    wrong = sums.filter(pc.field("n_sum") != 0)
-    return sorted(turn_keys(wrong))
+    rows = Counter(turn_keys(offered))
+    for table in accounted:
+        rows.subtract(turn_keys(table))
+    return sorted(key for key, n in rows.items() if n)
 
 
 def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
     """Check that every pair is of the capture that the spec asks for."""
     wanted = section.capture
-    passed, by_capture = set(captures) <= {wanted}, listed(captures)
-    return outcome(
-        "capture_not_mixed", passed, dict(captures), of_spec=captures[wanted], wanted=wanted, by_capture=by_capture
-    )
+    words = {"wanted": wanted, "of_spec": captures[wanted], "by_capture": listed(captures)}
+    return outcome("capture_not_mixed", set(captures) <= {wanted}, dict(captures), **words)
 
 
 def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
@@ -122,23 +97,18 @@ def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> di
         captured: pairs built from the captured ids of some of the same turns.
     """
     captured_prompts = dict(iter_prompts(captured))
-    compared, wrong, first = 0, 0, ""
+    compared, differing = 0, []
     for key, ids in iter_prompts(pairs) if captured_prompts else ():
         if key not in captured_prompts:
             continue
         compared += 1
         original, rebuilt = chat.decode(captured_prompts[key].tolist()), chat.decode(ids.tolist())
-        if original == rebuilt:
-            continue
-        wrong += 1
-        if not first:
+        if original != rebuilt:
             at = len(os.path.commonprefix([original, rebuilt]))
-            first = (
-                f"{'/'.join(map(str, key))}: the model read {original[at : at + _TEXT]!r} where the data set has "
-                f"{rebuilt[at : at + _TEXT]!r}"
-            )
-    figures: dict[str, Any] = {"compared": compared, "pairs": len(pairs), "first": [first] if first else []}
-    return figures | ({"differing": wrong} if compared else {})
+            read, shown = original[at : at + _TEXT], rebuilt[at : at + _TEXT]
+            differing.append(f"{'/'.join(map(str, key))}: the model read {read!r} where the data set has {shown!r}")
+    figures = {"compared": compared, "pairs": len(pairs)}
+    return figures | ({"differing": faulty(differing)} if compared else {})
 
 
 def think_figures(
@@ -152,11 +122,8 @@ def think_figures(
         quoted: pair_id -> the number of think tags that its turn quotes, which are no think text. Of recorded ids,
             tags in code are quoted.
     """
-    tails: Counter[str] = Counter()
-    thinking: list[str] = []
-    opened: list[str] = []
-    quoting = 0
-    uncut = 0
+    tails, quoting, uncut = Counter[str](), 0, 0
+    thinking, opened = list[str](), list[str]()
     for batch in batches(pairs, ["pair_id", "metadata", "capture", "suffix_ids", "output_ids"]):
         tails.update(json.loads(facts)["tail"] for facts in batch["metadata"].to_pylist())
         if section.capture == "native" and section.history_think == "strip":
@@ -177,10 +144,11 @@ def think_figures(
                 quoting += tags > 0
             if chat.tail_form(last_turn(suffix, chat).tolist()) == "open":
                 opened.append(name)
-    return {
-        "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened), "quoting": quoting,
-        "uncut": uncut, "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
-    }  # fmt: skip
+    figures: dict[str, Any] = {"pairs": len(pairs), "prompt_tails": dict(tails)}
+    figures |= {"histories_with_think": uncut} if uncut else {}
+    if section.strip_think:
+        figures |= {"outputs_with_think": faulty(thinking), "open_prompts": faulty(opened), "quoting_tags": quoting}
+    return figures
 
 
 def _think_tags(text: str) -> int:
@@ -189,22 +157,9 @@ def _think_tags(text: str) -> int:
 
 def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> CheckOutcome:
     """Check that no output has think text and no input ends in an open think block, if think is stripped."""
-    tails, thinking, opened, uncut = dict(counted["tails"]), counted["thinking"], counted["opened"], counted["uncut"]
-    figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": tails}
-    figures |= {"histories_with_think": uncut} if uncut else {}
-    if section.strip_think:
-        figures |= {"outputs_with_think": thinking, "open_prompts": opened, "quoting_tags": counted["quoting"]}
-    return outcome(
-        "no_think_in_output",
-        not section.strip_think or not thinking and not opened,
-        figures,
-        case="" if section.strip_think else "kept",
-        hint="uncut" if uncut else "",
-        pairs=counted["pairs"],
-        tails=listed(tails),
-        quoting=f" {counted['quoting']} quote think tags in prose, code or calls." if counted["quoting"] else "",
-        first=(counted["first_thinking"] + counted["first_opened"])[:_SHOWN],
-    )
+    case = "" if section.strip_think else "kept"
+    tails = listed(counted["prompt_tails"])
+    return judged("no_think_in_output", {**counted, "tokenizer": chat.name}, case=case, tails=tails)
 
 
 def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any]:
@@ -227,7 +182,7 @@ def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any
             ends[turn] = ids[-4 * NGRAM_IDS :].copy() if ngram is None else ids[:0]
             if ngram is not None:
                 leaks.append((name, ngram))
-    return {"pairs": len(pairs), "leaks": len(leaks), "first": [list(leak) for leak in leaks[:1]]}
+    return {"pairs": len(pairs), "leaks": faulty(leaks)}
 
 
 def default_render_figures(
@@ -239,7 +194,7 @@ def default_render_figures(
         expected: (rollout_id, agent_id) -> ids of the default prompt, generation prompt included. Agents without an
             entry are not compared.
     """
-    compared, wrong, agents = 0, [], set()
+    compared, differ, agents = 0, [], set()
     for (rollout_id, agent_id, turn), prompt in iter_prompts(pairs):
         agent = rollout_id, agent_id
         if agent in agents:
@@ -255,61 +210,40 @@ def default_render_figures(
             wanted = without_tail(wanted, chat)
         same = common_prefix(wanted, prompt)
         if same < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
-            wrong.append(f"{rollout_id}/{agent_id}/{turn} at position {same}")
-    return {"agents": len(agents), "compared": compared, "differ": len(wrong), "first": wrong[:_SHOWN]}
+            differ.append(f"{rollout_id}/{agent_id}/{turn} at position {same}")
+    return {"agents": len(agents), "compared": compared, "differ": faulty(differ)}
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
     """Count the labels of rows and of sequences, with their weights, and the rows that are not at their span."""
-    wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    labelled, weighted, laid = 0, 0.0, {}
+    label_tokens, weighted_tokens, laid = 0, 0.0, {}
     for sequence in _sequences(sequences):
         _, labels, weights = expand(sequence)
-        labelled += int((labels != IGNORE_INDEX).sum())
-        weighted += float(weights.sum())
-        laid[sequence["sequence_id"]] = _LaidOut.of(sequence)
-    wrong: list[str] = []
+        label_tokens += int((labels != IGNORE_INDEX).sum())
+        weighted_tokens += float(weights.sum())
+        tree = PrefixTree.from_row(sequence)
+        if tree.find_error() is None:
+            laid[sequence["sequence_id"]] = sequence, tree
     columns = ["pair_id", "split", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
-    for row, prompt, output in turns_of(rows, pairs, columns):
-        if prompt is None or output is None or not _is_in_place(row, laid.get(row["sequence_id"]), prompt, output):
-            wrong.append(row["pair_id"])
+    wrong = faulty(
+        row["pair_id"]
+        for row, *ids in turns_of(rows, pairs, columns)
+        if row["sequence_id"] not in laid or not _is_in_place(row, *laid[row["sequence_id"]], *ids)
+    )
     return {
-        "labels": labelled, "weight": weighted, "sequences": len(sequences),
-        "wanted": wanted, "rows": len(rows),
-        "misplaced": len(wrong), "first": wrong[:_SHOWN],
-    }  # fmt: skip
+        "label_tokens": label_tokens,
+        "row_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+        "weighted_tokens": weighted_tokens,
+        "sequences": len(sequences),
+        "rows": len(rows),
+        "wrong": wrong,
+    }
 
 
 def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
     labels."""
-    labels, wanted, wrong = counted["labels"], counted["wanted"], counted["misplaced"]
-    figures = {
-        "label_tokens": labels, "row_tokens": wanted, "weighted_tokens": counted["weight"],
-        "sequences": counted["sequences"],
-    }  # fmt: skip
-    passed = not wrong and labels == wanted > 0  # so no other span has a weight
-    return outcome("label_tokens", passed, figures, rows=counted["rows"], wrong=wrong, first=counted["first"][:_SHOWN])
-
-
-@dataclass(frozen=True)
-class _LaidOut:
-    """The split, ids, tree and spans (each with its weight) of a sequence; `sound`: its tree keeps the rules of the
-    layout."""
-
-    split: str
-    ids: np.ndarray
-    tree: PrefixTree
-    sound: bool
-    spans: Mapping[tuple[int, int], float]
-
-    @classmethod
-    def of(cls, sequence: Mapping[str, Any]) -> _LaidOut:
-        tree = PrefixTree.from_row(sequence)
-        places = zip(sequence["span_starts"].tolist(), sequence["span_ends"].tolist(), strict=True)
-        spans = dict(zip(places, sequence["span_weights"].tolist(), strict=True))
-        ids = np.asarray(sequence["input_ids"], dtype=np.int32)
-        return cls(sequence["split"], ids, tree, tree.find_error() is None, spans)
+    return judged("label_tokens", counted, holds=counted["label_tokens"] == counted["row_tokens"] > 0)
 
 
 def _sequences(sequences: pa.Table) -> Iterator[dict[str, Any]]:
@@ -321,20 +255,21 @@ def _sequences(sequences: pa.Table) -> Iterator[dict[str, Any]]:
             yield {"sequence_id": name, "split": split, **dict(zip(lists, of_sequence, strict=True))}
 
 
-def _is_in_place(row: Mapping, sequence: _LaidOut | None, prompt: np.ndarray, output: np.ndarray) -> bool:
+def _is_in_place(
+    row: Mapping, sequence: Mapping, tree: PrefixTree, prompt: np.ndarray | None, output: np.ndarray | None
+) -> bool:
+    """Return whether a row's span in its sequence is its output after its input, in its split and with its weight."""
+    if prompt is None or output is None or not len(prompt) or not len(output) or row["split"] != sequence["split"]:
+        return False
     start, end = row["span_start"], row["span_end"]
-    if sequence is None or end - start != len(output) or row["split"] != sequence.split:
+    at = (sequence["span_starts"] == start) & (sequence["span_ends"] == end)
+    if not at.any() or not np.isclose(sequence["span_weights"][at], row["weight"] * row["copies"], rtol=1e-5).all():
         return False
-    if not np.isclose(sequence.spans.get((start, end), 0.0), row["weight"] * row["copies"], rtol=1e-5):
+    if end - start != len(output) or not 0 < end <= tree.length:
         return False
-    if not sequence.sound or not 0 < end <= sequence.tree.length or not len(prompt) or not len(output):
-        return False
-    ids = sequence.ids
-    if not sequence.tree.has_branches:
-        return len(prompt) == start and np.array_equal(ids[:start], prompt) and np.array_equal(ids[start:end], output)
-    branch = sequence.tree.branch_to(end - 1)
+    branch = tree.branch_to(end - 1)
     in_one_piece = np.array_equal(branch[-len(output) :], np.arange(start, end))
-    return in_one_piece and np.array_equal(ids[branch], np.concatenate([prompt, output]))
+    return in_one_piece and np.array_equal(sequence["input_ids"][branch], np.concatenate([prompt, output]))
 
 
 def heldout_figures(rows: pa.Table) -> dict[str, Any]:
@@ -375,21 +310,19 @@ def heldout_outcome(
         heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
         val_by: `dataset.val_by`; conversations of one repository may be in both splits.
     """
-    splits_of: dict[str | None, set[str]] = {}
-    tasks = set(counted["tasks"])
+    splits_of: defaultdict[str | None, set[str]] = defaultdict(set)
     for repo, split in counted["splits"]:
-        splits_of.setdefault(repo, set()).add(split)
+        splits_of[repo].add(split)
     both = sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1)
     faults = {
-        "repositories": sorted(repo for repo in splits_of if repo in set(heldout_repos)),
-        "tasks": sorted(str(task) for task in tasks & set(heldout_tasks))[:_SHOWN],
+        "leaked": sorted(repo for repo in splits_of if repo in set(heldout_repos)),
+        "tasks": sorted(str(task) for task in {*counted["tasks"]} & {*heldout_tasks})[:_SHOWN],
         "both": both if val_by == "repository" else [],
-        "unknown": [repo for repo in splits_of if repo is None],
+        "unknown": None in splits_of,
     }
-    problems = [part("heldout_split", name, found=names) for name, names in faults.items() if names]
     figures = {
         "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in splits_of.items()},
         "heldout_repos": sorted(heldout_repos),
     }
-    heldout, text = len(set(heldout_repos)), "; ".join(problems)
-    return outcome("heldout_split", not problems, figures, count=len(splits_of), heldout=heldout, problems=text)
+    words = {"count": len(splits_of), "heldout": len(set(heldout_repos)), **faults}
+    return outcome("heldout_split", not any(faults.values()), figures, **words)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.upweight import pair_values
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
@@ -93,8 +94,7 @@ def length_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict
     rows longer than it; longest_row, longest_sequence: lists of one number a block.
     """
     outputs = rows["output_tokens"].to_numpy()
-    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
-    lengths = pairs["input_tokens"].take(at).to_numpy().astype(np.int64) + outputs
+    lengths = pair_values(rows, pairs, "input_tokens").to_numpy().astype(np.int64) + outputs
     over = {}
     for step in STEPS:
         beyond = lengths > step

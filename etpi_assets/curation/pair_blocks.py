@@ -207,7 +207,7 @@ def steering_leaks(pairs: Stored, figures: Mapping[str, Any], spec: ExperimentSp
     It reads the pairs again, because only all rollouts together say which texts are steering.
     """
     if not figures["steering"]:
-        return {"pairs": len(pairs), "leaks": 0, "first": []}
+        return {"pairs": len(pairs), "leaks": 0}
     ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures["rows"]))
     factory = partial(_searcher, pairs, spec, sorted({*figures["steering"]}), sorted({*figures["systems"]}))
     workers = workers_for(len(pairs) * _SECONDS_PER_PAIR)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import OnHit, ignore, outcome
+from etpi_assets.checks import OnHit, faulty, ignore, judged
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat
@@ -45,11 +45,10 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
         turns: with the columns `output_ids`, `content` and `reasoning`.
     """
     wanted = set(turn_keys(pairs.filter(pc.field("capture") == "native")))
-    figures: dict[str, Any] = {
-        "native": len(wanted), "without_text": 0, "text_unchecked": 0, "own_white_space": 0, "wrong": 0, "first": []
-    }  # fmt: skip
     if not wanted:
-        return figures
+        return {"native": 0}
+    figures = {"native": len(wanted), "without_text": 0, "text_unchecked": 0, "own_white_space": 0}
+    wrong: list[str] = []
     rows = turns.select(["content", "reasoning"]).to_pylist()
     spoken = messages.filter(pc.field("tool_calls").is_valid() & pc.field("turn").is_valid())
     calls: defaultdict[Key, list[Any]] = defaultdict(list)
@@ -73,10 +72,10 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
             parts = ((row[name] or "").strip() for name in ("content", "reasoning"))
             figures["own_white_space"] += not all(part in decoded for part in parts)
         if problem := problem or _missing_call(calls.get(key, ()), output, chat):
-            figures["wrong"] += 1
-            figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]
+            wrong.append(f"{'/'.join(map(str, key))}: {problem}")
     again = chat.encode_all([chat.decode(ids) for ids in split])
-    return figures | {"split": len(split), "own_splits": sum(a != b for a, b in zip(again, split, strict=True))}
+    own_splits = sum(a != b for a, b in zip(again, split, strict=True))
+    return {**figures, "wrong": faulty(wrong), "split": len(split), "own_splits": own_splits}
 
 
 def _difference(row: Mapping[str, Any], decoded: str, chat: ChatFormat, *, called: bool) -> str | None:
@@ -139,12 +138,7 @@ def _squeezed(text: str) -> str:
 
 def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    if not counted["native"]:
-        return outcome("recorded_text", None, {"native": 0})
-    empty = counted["without_text"]
-    figures = {name: n for name, n in counted.items() if name != "first"}
-    words = {"with_text": counted["native"] - empty, "first": next(iter(counted["first"]), "")}
-    return outcome("recorded_text", not counted["wrong"], figures, hint="without_text" if empty else "", **words)
+    return judged("recorded_text", counted, with_text=counted["native"] - counted.get("without_text", 0))
 
 
 def tool_figures(
@@ -176,23 +170,21 @@ def tool_figures(
             calls[*agent, row["turn"]] += [*filter(None, names), *flat]
         elif agent not in answered and row["role"] != "assistant":
             described[agent] += row["content"] or ""
-    figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
-    unoffered: Counter[str] = Counter()
+    calling, unoffered, unknown = 0, list[str](), Counter[str]()
     for key in turn_keys(pairs):
         if not (names := calls[key]):
             continue
-        figures["calling"] += 1
+        calling += 1
         if tools or json.loads(recorded[key[0]] or "null"):
             continue
         words = {name: re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE) for name in names}
         if strange := [name for name in names if not words[name].search(described[key[:2]])]:
-            figures["unoffered"] += 1
             # A prompt that shows schemas in its text offers other tools.
             shown = "not_offered" if _SCHEMA.search(described[key[:2]]) else "no_tools"
             hit("/".join(map(str, key)), shown, f"calls {', '.join(strange)}", strange[0])
-            unoffered.update(strange)
-            figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
-    return figures | {"names": dict(unoffered)}
+            unknown.update(strange)
+            unoffered.append("/".join(map(str, key)))
+    return {"calling": calling, "unoffered": faulty(unoffered), "names": dict(unknown)}
 
 
 _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
@@ -210,18 +202,17 @@ def result_figures(messages: pa.Table, pairs: pa.Table, hit: OnHit = ignore) -> 
     """
     keys = zip(*(pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "capture")), strict=True)
     rendered = {(rollout, agent) for rollout, agent, capture in keys if capture != "native"}
-    figures: dict[str, Any] = {"calling": 0, "unanswered": 0, "first": []}
+    calling, without_results = 0, list[str]()
     rows = messages.select(list(_COLUMNS)).to_pylist()
     for agent, group in groupby(rows, lambda row: (row["rollout_id"], row["agent_id"])):
         conversation = list(group)
         if agent not in rendered or not any(row["tool_calls"] for row in conversation):
             continue
-        figures["calling"] += 1
+        calling += 1
         if (place := unanswered(conversation)) is not None:
-            figures["unanswered"] += 1
             hit("/".join(agent), "unanswered", place)
-            figures["first"] += [f"{'/'.join(agent)}: {place}"][: 1 - len(figures["first"])]
-    return figures
+            without_results.append(f"{'/'.join(agent)}: {place}")
+    return {"calling": calling, "unanswered": faulty(without_results)}
 
 
 def unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:

@@ -32,7 +32,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import Key, iter_turns
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses
 from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.token_ids import begins_with, common_prefix
 
 ENCODED, RENDERED = 250_000, 2_000_000
@@ -330,20 +330,17 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, bound: float, *
     if native:
         history, label = differences["own_history"], differences["own_label"]
         return outcome("labels_equal_template", True, figures, case="native", own_history=history, own_label=label)
-    refused = sum(skipped.values()) - skipped["not_sampled"] > bound * total
-    return outcome(
-        "labels_equal_template",
-        False if wrong or refused else True if compared else None,
-        figures,
-        hint="wrong" if wrong > counted["contradicting"] else "",
-        template=chat.name,
-        first=f", first {''.join(counted['first'][:1])}" if wrong else "".join(counted["first"][:1]),
-        listed=", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none",
-        left_out=f" Not compared: {listed_with_keys(skipped)}." if skipped else "",
-        refused=f" At most {bound:.2f} of the labels may be refused (gates.turns_lost): use another chat template."
-        if refused
-        else "",
-    )
+    words = {
+        "template": chat.name,
+        "bound": bound,
+        "differences": listed(dict(sorted(differences.items()))),
+        "first": "".join(counted["first"][:1]),
+        "left_out": listed_with_keys(skipped) if skipped else "",
+        "refused": sum(skipped.values()) - skipped["not_sampled"] > bound * total,
+    }
+    passed = False if wrong or words["refused"] else True if compared else None
+    hint = "wrong" if wrong > counted["contradicting"] else ""
+    return outcome("labels_equal_template", passed, figures, hint=hint, **words)
 
 
 def _hash(key: Key) -> bytes:

@@ -116,6 +116,12 @@ def _dropped(pairs: pa.Table, drops: Sequence[tuple[str, str] | None], outputs: 
     return from_columns("dropped", columns, len(out))
 
 
+def pair_values(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
+    """Return a column of the pairs for each row; null where there is no such pair."""
+    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
+    return pairs[column].take(at)
+
+
 def units_of(rows: pa.Table, section: DatasetSection) -> pa.ChunkedArray:
     """Return the unit of each row that `section.val_by` splits by: its repository or its conversation."""
     if section.val_by == "conversation":

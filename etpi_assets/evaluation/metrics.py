@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from etpi_assets.checks import outcome
 from etpi_assets.scoring.behaviours import AGENT_RATES, PAIR_RATES
-from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate
+from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate, rate_of
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import MetricsSection, Threshold
 from etpi_resources.lake.check_outcome import CheckOutcome
@@ -111,12 +111,12 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     ]
     estimates = (
         # Behaviours of pairs are null where a single agent acts.
-        *((name, "pair", _rate((unit[name], unit["cluster"]) for unit in units)) for name in PAIR_RATES),
-        ("solved", "pair", _rate((unit["reward"] == 1.0, unit["cluster"]) for unit in judged)),
-        ("called", "rollout", _rate(called)),
-        ("parsed", "rollout", _rate(parsed)),
-        *((name, "agent", _rate((agent[name], cluster) for agent, cluster in agents)) for name in AGENT_RATES),
-        ("submitted", "agent", _rate((agent["exit_status"] == "Submitted", cluster) for agent, cluster in agents)),
+        *((name, "pair", rate_of((unit[name], unit["cluster"]) for unit in units)) for name in PAIR_RATES),
+        ("solved", "pair", rate_of((unit["reward"] == 1.0, unit["cluster"]) for unit in judged)),
+        ("called", "rollout", rate_of(called)),
+        ("parsed", "rollout", rate_of(parsed)),
+        *((name, "agent", rate_of((agent[name], cluster) for agent, cluster in agents)) for name in AGENT_RATES),
+        ("submitted", "agent", rate_of((agent["exit_status"] == "Submitted", cluster) for agent, cluster in agents)),
         ("parse_rate", "turn", rate(readable, clusters, turns)),
         ("adherence", "turn", rate(*_not_null("adherent_turns", agents))),
         *(
@@ -127,12 +127,6 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
         ("turns_per_agent", "agent", mean(turns, clusters, [1] * len(turns))),
     )
     yield from ((name, unit, estimate) for name, unit, estimate in estimates if estimate)
-
-
-def _rate(hits: Iterable[tuple[float | None, str]]) -> Estimate | None:
-    """Estimate the rate of hits that are not null, each with its cluster."""
-    counted = [(hit, cluster) for hit, cluster in hits if hit is not None]
-    return rate([hit for hit, _ in counted], [cluster for _, cluster in counted])
 
 
 def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[list[float], list[str], list[int]]:

@@ -9,7 +9,7 @@ effect, so the effective size is the number of clusters.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,12 @@ def rate(hits: Sequence[float], clusters: Sequence[str], sizes: Sequence[float] 
         variance = float((residual**2).sum()) / n**2 * count / (count - 1)
         effective = n if variance == 0 else min(n, p * (1 - p) / variance)
     return Estimate(p, int(n), count, *wilson(p * effective, effective), "wilson_clustered")
+
+
+def rate_of(hits: Iterable[tuple[float | None, str]]) -> Estimate | None:
+    """Estimate the rate of hits that are not null, each with its cluster."""
+    counted = [(hit, cluster) for hit, cluster in hits if hit is not None]
+    return rate([hit for hit, _ in counted], [cluster for _, cluster in counted])
 
 
 def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float]) -> Estimate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,29 +38,28 @@ def _accounted(loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedIn
 
 def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
     """Bound the share of rejected inputs, those that the params leave out excepted, from two rejected inputs on."""
-    faulty = [item for item in rejected if item.reason != EXCLUDED]
-    share = len(faulty) / max(1, len(tasks) + len(faulty))
+    invalid = [item for item in rejected if item.reason != EXCLUDED]
+    share = len(invalid) / max(1, len(tasks) + len(invalid))
     reasons = dict(Counter(item.reason for item in rejected))
     return outcome(
         "tasks_valid",
-        len(faulty) < 2 or within("tasks_valid", share),
+        len(invalid) < 2 or within("tasks_valid", share),
         {"share": share, "bound": CHECKS["tasks"]["tasks_valid"].fixed, **reasons},
         rejected=len(rejected),
         found=len(tasks) + len(rejected),
         by_reason=f": {listed(reasons)}." if reasons else ".",
-        first="".join(f"\n{item.source}: {item.detail[:500]}" for item in faulty[:5]),
+        first="".join(f"\n{item.source}: {item.detail[:500]}" for item in invalid[:5]),
     )
 
 
 def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
-    by_repo: dict[str, list[Task]] = {}
+    by_repo: defaultdict[str, list[Task]] = defaultdict(list)
     for task in tasks:
-        by_repo.setdefault(task.repo, []).append(task)
+        by_repo[task.repo].append(task)
     shared = [repo for repo, of_repo in by_repo.items() if len({task.split for task in of_repo}) > 1]
     torn = sorted(repo for repo in shared if not _split_by_time(by_repo[repo]))
-    by_time = len(shared) - len(torn)
-    figures = {"repositories": len(by_repo), "by_time": by_time, "torn": len(torn)}
-    hint = "by_time" if by_time else ""
+    figures = {"repositories": len(by_repo), "by_time": len(shared) - len(torn), "torn": len(torn)}
+    hint = "by_time" if figures["by_time"] else ""
     return outcome("split_by_repo", not torn, figures, hint=hint, names=", ".join(torn))
 
 
@@ -77,19 +76,14 @@ def _split_by_time(tasks: Sequence[Task]) -> bool:
 
 def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome:
     """Block only where the family invents its names: real repositories share conventional names, which is no leak."""
-    names: dict[bool, set[str]] = {True: set(), False: set()}
+    name, held_out, trained = "heldout_names_unseen", set[str](), set[str]()
     for task in tasks:
-        names[task.split == "heldout"] |= set(family.entities(task))
-    unseen = names[True] - names[False]
-    share = len(unseen) / len(names[True]) if names[True] else 1.0
-    seen = sorted(names[True] - unseen)
-    floor = CHECKS["tasks"]["heldout_names_unseen"].fixed
-    result = outcome(
-        "heldout_names_unseen",
-        within("heldout_names_unseen", share),
-        {"share": share, "floor": floor, "heldout": len(names[True]), "train": len(names[False])},
-        unseen=len(unseen),
-        seen=f"{len(seen)} of {len(names[True])}" if unseen else "All",
-        first=", ".join(seen[:5]),
-    )
+        (held_out if task.split == "heldout" else trained).update(family.entities(task))
+    unseen, seen = len(held_out - trained), sorted(held_out & trained)
+    share = unseen / len(held_out) if held_out else 1.0
+    figures = {
+        "share": share, "floor": CHECKS["tasks"][name].fixed, "heldout": len(held_out), "train": len(trained)
+    }  # fmt: skip
+    words = {"unseen": unseen, "seen": f"{len(seen)} of {len(held_out)}" if unseen else "All"}
+    result = outcome(name, within(name, share), figures, **words, first=", ".join(seen[:5]))
     return replace(result, blocking=family.invents_names)

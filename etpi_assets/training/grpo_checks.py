@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome, within
+from etpi_assets.checks import faulty, judged, outcome, within
 from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.rounds import ASIDE, ByAgent, advantages_of
@@ -65,48 +65,43 @@ def _rollouts_recorded(
     section: RLSection, seeds: list[int], tables: Mapping[str, pa.Table], samples: list[dict[str, Any]]
 ) -> CheckOutcome:
     """Check that every rollout, its rewards and every id that the policy generated are recorded once."""
-    size, rounds = section.round_size, range(0, section.last_step, section.iterations)
-    expected = {(seed, step): size for seed in seeds for step in rounds}
+    rounds = [(seed, step) for seed in seeds for step in range(0, section.last_step, section.iterations)]
     counts = Counter((row["seed"], row["step"]) for row in samples if row["left_out"] not in ASIDE)
-    ids = {row["rollout_id"] for row in samples}
-    scored = Counter((row["rollout_id"], row["function"]) for row in tables["rewards"].to_pylist())
-    wanted: Counter[tuple[str, str]] = Counter()
-    for row in samples:
-        if row["left_out"] not in UNREWARDED:
-            for term in section.rewards:
-                wanted[row["rollout_id"], term.function] += len(row["agent_rewards"] or ()) if term.of == "agent" else 1
-    problems = [f"seed {s} step {t}: {counts[s, t]} of {n}" for (s, t), n in expected.items() if counts[s, t] != n]
-    if unexpected := counts.keys() - expected.keys():
+    size, ids = section.round_size, {row["rollout_id"] for row in samples}
+    problems = [f"seed {s} step {t}: {counts[s, t]} of {size}" for s, t in rounds if counts[s, t] != size]
+    if unexpected := counts.keys() - set(rounds):
         problems.append(f"rounds that the run did not request: {sorted(unexpected)[:3]}")
     if ids != set(tables["rollouts"]["rollout_id"].to_pylist()) or len(ids) != len(samples):
         problems.append("samples and rollouts do not match one to one")
-    if wrong := sorted((wanted - scored) + (scored - wanted)):
+    if wrong := _wrong_rewards(section, tables["rewards"], samples):
         problems.append(f"{len(wrong)} rewards are missing or repeated, first {wrong[0]}")
     generated, untrained = Counter[str](), Counter[str]()
     for name, tokens in zip(
         tables["turns"]["rollout_id"].to_pylist(), _lengths(tables["turns"], "output_ids"), strict=True
     ):
         generated[name] += tokens or 0
-    lengths = _lengths(tables["rl_samples"], "policy_logprobs")
-    for row, trained in zip(samples, lengths, strict=True):
-        name, tokens = row["rollout_id"], generated[row["rollout_id"]]
-        if row["policy_tokens"] != tokens or (row["left_out"] is None and trained not in (tokens, None)):
-            problems.append(
-                f"rollout {name}: {tokens} ids generated, {row['policy_tokens']} counted, {trained} trained"
-            )
+    for row, trained in zip(samples, _lengths(tables["rl_samples"], "policy_logprobs"), strict=True):
+        name, counted, tokens = row["rollout_id"], row["policy_tokens"], generated[row["rollout_id"]]
+        if counted != tokens or (row["left_out"] is None and trained not in (tokens, None)):
+            problems.append(f"rollout {name}: {tokens} ids generated, {counted} counted, {trained} trained")
         if row["left_out"]:
             untrained[row["left_out"]] += tokens
         untrained["no turn"] += row["untrained_tokens"] or 0
-    left = ", ".join(f"{n} {reason}" for reason, n in (+untrained).items())
-    return outcome(
-        "rollouts_recorded",
-        not problems,
-        {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)},
-        rounds=len(expected),
-        rewards=len(section.rewards),
-        untrained=f"; ids that were not trained on: {left}" if left else "",
-        problems="; ".join(problems[:5]),
-    )
+    figures = {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)}
+    left = ", ".join(f"{n} {reason}" for reason, n in figures["untrained_ids"].items())
+    words = {"rounds": len(rounds), "rewards": len(section.rewards), "left": left, "problems": "; ".join(problems[:5])}
+    return outcome("rollouts_recorded", not problems, figures, **words)
+
+
+def _wrong_rewards(section: RLSection, rewards: pa.Table, samples: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return (rollout, function) of each reward that is missing or repeated."""
+    scored = Counter((row["rollout_id"], row["function"]) for row in rewards.to_pylist())
+    wanted: Counter[tuple[str, str]] = Counter()
+    for row in samples:
+        if row["left_out"] not in UNREWARDED:
+            for term in section.rewards:
+                wanted[row["rollout_id"], term.function] += len(row["agent_rewards"] or ()) if term.of == "agent" else 1
+    return sorted((wanted - scored) + (scored - wanted))
 
 
 def _lengths(table: pa.Table, column: str) -> list[int | None]:
@@ -126,9 +121,9 @@ def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> Check
         compared = zip(chain(*groups), expected, strict=True)
         wrong += [row["rollout_id"] for row, advantages in compared if _by_agent(row, "advantage") != advantages]
     wrong += [row["rollout_id"] for row in samples if row["left_out"] in UNREWARDED | ASIDE and row["advantage"]]
-    figures = {"samples": len(samples), "largest": max((abs(row["advantage"]) for row in samples), default=0.0)}
-    words = {"mixed": len(mixed), "wrong": len(wrong), "first": next(iter([*mixed, *wrong]), "")}
-    return outcome("advantages_hold", not mixed and not wrong, figures, **words)
+    largest = max((abs(row["advantage"]) for row in samples), default=0.0)
+    counted = {"samples": len(samples), "largest": largest, "mixed": faulty(mixed), "wrong": faulty(wrong)}
+    return judged("advantages_hold", counted)
 
 
 def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
@@ -138,10 +133,8 @@ def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckO
         for row in samples for version in row["turn_versions"] or [row["version"]]
     ]  # fmt: skip
     bound, largest = section.ahead * section.iterations, max(lags, default=(0, ""))[0]
-    wrong = [(lag, name) for lag, name in lags if not 0 <= lag <= bound]
-    lag, rollout = wrong[0] if wrong else (0, "")
-    figures = {"largest": largest, "bound": bound}
-    return outcome("weights_recent", not wrong, figures, turns=len(wrong), lag=lag, rollout=rollout)
+    wrong = faulty((lag, name) for lag, name in lags if not 0 <= lag <= bound)
+    return judged("weights_recent", {"largest": largest, "bound": bound, "turns": wrong})
 
 
 def _by_agent(row: dict[str, Any], name: str) -> ByAgent:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from etpi_assets.checks import outcome
 from etpi_assets.training.checkpoints import SftReport
+from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.trainers.contracts import TrainingFigures
@@ -34,29 +35,23 @@ class TrainingSplit:
 
 
 def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
-    """Count the training split of sequence files.
+    """Count the training split of sequence files (`sql/figures/training_split.sql`).
 
     Raises:
         LakeError: it is empty.
     """
-    sql = """
-        SELECT count(*) AS sequences, sum(len(input_ids)) AS tokens,
-               sum(list_sum(span_ends) - list_sum(span_starts)) AS labels,
-               sum(list_sum(list_transform(span_weights, lambda w, i: w * (span_ends[i] - span_starts[i])))) AS weights
-        FROM sequences WHERE split = 'train'
-    """
-    row = lake.query(sql, sequences=files).to_pylist()[0]
-    if not row["sequences"]:
+    sql = (sql_folder() / "figures" / "training_split.sql").read_text("utf-8")
+    split = TrainingSplit(**lake.query(sql, sequences=files).to_pylist()[0])
+    if not split.sequences:
         raise LakeError(
             "upweighted_dataset has no training sequence; its table `dropped` has the reason for each rollout"
         )
-    return TrainingSplit(int(row["sequences"]), int(row["labels"]), int(row["tokens"]), float(row["weights"]))
+    return split
 
 
 def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[CheckOutcome]:
     """Return the outcomes of `sft_checkpoint` for the reports of all seeds; all are blocking."""
-    judges = (partial(_labels, split=split), partial(_tokens, split=split), _loss)
-    return [*outcomes_of_seeds(judges, reports), *proofs(reports)]
+    return outcomes_of_seeds((partial(_labels, split=split), partial(_tokens, split=split), _loss, *JUDGES), reports)
 
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
@@ -80,35 +75,30 @@ def outcomes_of_seeds(
 
 def _labels(report: SftReport, split: TrainingSplit) -> CheckOutcome:
     """Compare the labels of the first pass with the dataset's table, and then their weights."""
-    labels = _counts("label_tokens_match", report, "labels", split.labels, split.sequences)
+    labels = _counts("label_tokens_match", report, split, "labels")
     if not labels.passed or report.counted.weights is None:
         return labels
-    weights = _counts("label_tokens_match", report, "weights", split.weights, split.sequences)
+    weights = _counts("label_tokens_match", report, split, "weights")
     return labels if weights.passed else weights
 
 
 def _tokens(report: SftReport, split: TrainingSplit) -> CheckOutcome:
-    return _counts("no_sequence_cut", report, "tokens", split.tokens, split.sequences)
+    return _counts("no_sequence_cut", report, split, "tokens")
 
 
-def _counts(name: str, report: SftReport, what: str, in_dataset: float, sequences: int) -> CheckOutcome:
+def _counts(name: str, report: SftReport, split: TrainingSplit, what: str) -> CheckOutcome:
     """Compare the labels, their weights (which are added in another order) or the tokens of the first pass with the
     dataset's table.
 
     If the run ended within its first pass, compare them with the trainer's plan.
     """
-    counted = report.counted
-    seen, complete = getattr(counted, what), counted.complete
-    expected = in_dataset if complete else getattr(counted, f"{what}_planned")
-    read = report.plan.sequences
-    return outcome(
-        name,
-        math.isclose(seen, expected, rel_tol=1e-5 if what == "weights" else 0) and read == sequences,
-        {"seen": seen, "expected": expected, "whole_pass": complete, "sequences": read},
-        what=what,
-        where="one pass" if complete else "the part of a pass that was trained",
-        wanted=sequences,
-    )
+    counted, read = report.counted, report.plan.sequences
+    seen, whole = getattr(counted, what), counted.complete
+    expected = getattr(split, what) if whole else getattr(counted, f"{what}_planned")
+    equal = math.isclose(seen, expected, rel_tol=1e-5 if what == "weights" else 0)
+    figures = {"seen": seen, "expected": expected, "whole_pass": whole, "sequences": read}
+    where = "one pass" if whole else "the part of a pass that was trained"
+    return outcome(name, equal and read == split.sequences, figures, what=what, where=where, wanted=split.sequences)
 
 
 def _loss(report: SftReport) -> CheckOutcome:
@@ -132,26 +122,24 @@ def _loss(report: SftReport) -> CheckOutcome:
 
 def _differs(report: TrainingFigures) -> CheckOutcome:
     saved = report.saved
-    unchanged, share = saved.unchanged or (), saved.changed_share
+    unchanged = saved.unchanged or ()
     figures = {
-        "changed_share": share,
+        "changed_share": saved.changed_share,
         "logits_differ_by": saved.base_difference,
         "unchanged": list(unchanged[:10]),
         "trained": saved.trained,
     }
-    case = "" if share > 0 and not unchanged else "equal" if unchanged else "rounded"
+    case = "equal" if unchanged else "" if saved.changed_share > 0 else "rounded"
     words = {"equal": len(unchanged), "first": next(iter(unchanged), ""), "dtype": saved.dtype}
     return outcome("weights_differ_from_base", not case, figures, case=case, **words)
 
 
 def _adapter(report: TrainingFigures) -> CheckOutcome:
-    saved = report.saved
-    if saved.adapters is None:
+    adapters, zero = report.saved.adapters, report.saved.zero_adapters or ()
+    if adapters is None:
         return outcome("adapter_not_zero", True, case="full")
-    zero, count = saved.zero_adapters or (), saved.adapters
-    figures = {"adapters": count, "zero": list(zero[:10])}
-    first = f" ({zero[0]} ...)" if zero else ""
-    return outcome("adapter_not_zero", bool(count) and not zero, figures, zeros=len(zero), first=first)
+    figures, first = {"adapters": adapters, "zero": list(zero[:10])}, f" ({zero[0]} ...)" if zero else ""
+    return outcome("adapter_not_zero", bool(adapters) and not zero, figures, zeros=len(zero), first=first)
 
 
 def _reload(report: TrainingFigures) -> CheckOutcome:

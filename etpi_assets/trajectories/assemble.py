@@ -169,7 +169,7 @@ def assemble(
         "joined": counts["joined"],
         "links": dict(Counter(node.link for node in nodes)),
     }
-    if figures["calls"] != turns + untrained.total() + counts["refused"] + counts["joined"]:
+    if len(nodes) != turns + untrained.total():
         raise CaptureError(f"the calls do not reconcile: {figures}")
     return Assembled(agents, list(tools) if tools else None, figures)
 

@@ -6,20 +6,22 @@ Figures are computed per part of a set (`*_figures`), summed by `merged`, and ju
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import chain, groupby
+from operator import add
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import judged, outcome, within
-from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
+from etpi_assets.checks import faulty, judged, outcome, within
+from etpi_assets.trajectories.tables import iter_prompts, prompts_digest, turn_keys
 from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.stored import counts
 
-_SHOWN = 3
 _ERROR = 500
 """Characters shown of an error."""
 
@@ -34,14 +36,14 @@ def set_figures(
         live: whether every turn has to be native.
         read: the numbers of messages and calls of the records, if the rows have to be as many.
     """
-    errors = [error for error in tables["rollouts"]["error"].to_pylist() if error is not None]
+    errors = tables["rollouts"]["error"].drop_null().to_pylist()
     return {
         "prompts": prompt_figures(digests, tables),
-        "capture": capture_figures(tables, live=live),
+        "capture": capture_figures(tables["turns"], live=live),
         "counts": count_figures(tables) | {"read": dict(read or {})},
         "drift": drift_figures(tables["turns"]),
-        "exits": dict(Counter(tables["rollouts"]["exit_status"].to_pylist())),
-        "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
+        "exits": dict(counts(tables["rollouts"], "exit_status")),
+        "reasons": dict(counts(tables["quarantined"], "reason")),
         "errors": len(errors),
         "first_error": errors[:1],
     }
@@ -53,7 +55,7 @@ def set_outcomes(figures: Mapping[str, Any], *, total: int, live: bool) -> list[
         judged("prompts_reconstruct", figures["prompts"]),
         captures_outcome(figures["capture"], live=live, errors=figures["first_error"]),
         counts_outcome(figures["counts"], total=total, quarantined=sum(figures["reasons"].values())),
-        drift_outcome(figures["drift"]),
+        judged("drift_bounded", figures["drift"]),
         budget_exhausted({"the set": figures["exits"]}, "agent.max_steps or agent.max_model_len"),
     ]
 
@@ -63,7 +65,7 @@ def set_metadata(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "exits": figures["exits"],
         "captures": figures["capture"]["captures"],
-        "turns_with_drift": figures["drift"]["drifted"],
+        "turns_with_drift": figures["drift"]["with_drift"],
         "quarantined": figures["reasons"],
         "infrastructure_errors": figures["errors"],
         "first_error": (figures["first_error"] or [""])[0],
@@ -71,67 +73,61 @@ def set_metadata(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Count the prompts decoded from `turns`, and name the rollouts with one that is not the captured one."""
-    total, bad = 0, []
-    seen: set[str] = set()
+    """Count the prompts decoded from `turns`, and the rollouts with one that is not the captured one."""
+    total, stored = 0, dict[str, str]()
     captured = tables["turns"].filter(pc.field("suffix_ids").is_valid())  # most imported runs have no ids
     for rollout_id, prompts in groupby(iter_prompts(captured), key=lambda item: item[0][0]):
         turns = [(agent_id, turn, ids) for (_, agent_id, turn), ids in prompts]
         total += len(turns)
-        seen.add(rollout_id)
-        if digests.get(rollout_id) != prompts_digest(turns):
-            bad.append(rollout_id)
-    bad += [rollout_id for rollout_id in digests.keys() - seen if digests[rollout_id] != prompts_digest([])]
-    stored = pc.sum(pc.list_value_length(tables["turns"]["suffix_ids"])).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    whole = pc.sum(tables["turns"]["prompt_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    figures = {"prompts": total, "broken_rollouts": len(bad), "stored_ids": stored, "prompt_ids": whole}
-    return figures | {"first": sorted(bad)[:_SHOWN]}
+        stored[rollout_id] = prompts_digest(turns)
+    empty = prompts_digest([])
+    names = digests.keys() | stored.keys()
+    broken = sorted(name for name in names if digests.get(name) != stored.get(name, empty))
+    lengths = pc.list_value_length(tables["turns"]["suffix_ids"])  # pyright: ignore[reportAttributeAccessIssue]
+    sums = {"stored_ids": lengths, "prompt_ids": tables["turns"]["prompt_tokens"]}
+    return {
+        "prompts": total,
+        "broken_rollouts": faulty(broken),
+        **{name: pc.sum(column).as_py() or 0 for name, column in sums.items()},  # pyright: ignore[reportAttributeAccessIssue]
+    }
 
 
-def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:
-    """Count the turns of each capture, and name native ones, in a live set all, that have no ids."""
-    without: list[str] = []
-    captures: Counter[str] = Counter()
-    columns = ["rollout_id", "agent_id", "turn", "capture", "prompt_tokens", "output_tokens"]
-    for rollout_id, agent_id, turn, capture, prompt, output in zip(
-        *(tables["turns"][name].to_pylist() for name in columns), strict=True
-    ):
-        captures[capture] += 1
-        if (live or capture == "native") and (capture != "native" or not prompt or not output):
-            without.append(f"{rollout_id}/{agent_id}/{turn}")
-    return {"captures": dict(captures), "without": without}
+def capture_figures(turns: pa.Table, *, live: bool) -> dict[str, Any]:
+    """Count the turns of each capture, and native ones, in a live set all, that have no ids."""
+    columns = (turns[name].to_pylist() for name in ("capture", "prompt_tokens", "output_tokens"))
+    without = [
+        f"{rollout_id}/{agent_id}/{turn}"
+        for (rollout_id, agent_id, turn), capture, prompt, output in zip(turn_keys(turns), *columns, strict=True)
+        if (live or capture == "native") and (capture != "native" or not prompt or not output)
+    ]
+    return {"captures": dict(counts(turns, "capture")), "turns_without_ids": faulty(without)}
 
 
 def captures_outcome(figures: Mapping[str, Any], *, live: bool, errors: Sequence[str] = ()) -> CheckOutcome:
     """Judge the figures; the message has the first of the rollouts' errors, if no turn was captured."""
-    captures, without = Counter(figures["captures"]), figures["without"]
-    shown = {"captures": dict(captures), "turns_without_ids": len(without)}
-    if live and not captures:
-        why = f"the first rollout's error is: {errors[0].strip()[:_ERROR]}" if errors else "no rollout has an error"
-        return outcome("native_ids_present", False, shown, case="empty", why=why)
-    return outcome("native_ids_present", not without, shown, native=captures["native"], first=without[:_SHOWN])
+    captured = bool(figures["captures"]) or not live
+    why = f"the first rollout's error is: {errors[0].strip()[:_ERROR]}" if errors else "no rollout has an error"
+    native, case = figures["captures"].get("native", 0), "" if captured else "empty"
+    return judged("native_ids_present", figures, holds=captured, case=case, native=native, why=why)
 
 
 def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Count agents and turns, and describe those that are missing or of no rollout."""
-    problems: list[str] = []
+    """Count agents and turns, and those that are missing or of no rollout."""
     rollouts = dict(zip(*(tables["rollouts"][name].to_pylist() for name in ("rollout_id", "agents")), strict=True))
-    names = [tables["agents"][name].to_pylist() for name in ("rollout_id", "agent_id", "turns")]
-    agent_counts = Counter(names[0])
-    if wrong := [name for name, agents in rollouts.items() if agent_counts[name] != agents]:
-        problems.append(f"{len(wrong)} rollouts whose `agents` is not their number, first {wrong[:_SHOWN]}")
-    if unknown := agent_counts.keys() - rollouts.keys():
-        problems.append(f"agents of {len(unknown)} unknown rollouts, first {sorted(unknown)[:_SHOWN]}")
-    turn_counts = {(rollout_id, agent_id): turns for rollout_id, agent_id, turns in zip(*names, strict=True)}
-    turns = _agents_in(tables["turns"])
-    if wrong := [key for key, n in turn_counts.items() if turns[key] != n]:
-        problems.append(f"{len(wrong)} agents have another number of turns than `agents.turns`, first {wrong[:_SHOWN]}")
-    if unknown := (turns.keys() | _agents_in(tables["messages"]).keys()) - turn_counts.keys():
-        problems.append(f"turns or messages of {len(unknown)} unknown agents, first {sorted(unknown)[:_SHOWN]}")
-    ids = tables["rollouts"]["rollout_id"].to_pylist()
+    agents = counts(tables["agents"], "rollout_id")
+    turns_of = dict(zip(_agents_in(tables["agents"]), tables["agents"]["turns"].to_pylist(), strict=True))
+    turns, messages = (Counter(_agents_in(tables[name])) for name in ("turns", "messages"))
     calls = tables["messages"]["tool_calls"].drop_null().to_pylist()
-    stored = {"messages": tables["messages"].num_rows, "calls": sum(map(_length, calls))}
-    return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems, "stored": stored}
+    return {
+        "ids": tables["rollouts"]["rollout_id"].to_pylist(),
+        "agents": agents.total(),
+        "turns": turns.total(),
+        "other_agents": faulty(name for name, n in rollouts.items() if agents[name] != n),
+        "unknown_rollouts": faulty(sorted(agents.keys() - rollouts.keys())),
+        "other_turns": faulty(key for key, n in turns_of.items() if turns[key] != n),
+        "unknown_agents": faulty(sorted((turns.keys() | messages.keys()) - turns_of.keys())),
+        "stored": {"messages": messages.total(), "calls": sum(map(_length, calls))},
+    }
 
 
 def _length(text: str) -> int:
@@ -144,26 +140,14 @@ def _length(text: str) -> int:
 
 def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) -> CheckOutcome:
     """Judge the figures."""
-    ids, problems = figures["ids"], list(figures["problems"])
-    if twice := [key for key, n in Counter(ids).items() if n > 1]:
-        problems.insert(0, f"{len(twice)} rollout ids occur more than once, first {twice[:_SHOWN]}")
-    if len(ids) + quarantined != total:
-        problems.insert(0, f"{len(ids)} rollouts + {quarantined} quarantined is not the {total} found")
-    stored = figures["stored"]
-    problems += [
-        f"{n} {name} were read, {stored[name]} are stored"
-        for name, n in figures.get("read", {}).items()
-        if n != stored[name]
-    ]
-    shown = {
-        "found": total,
-        "rollouts": len(ids),
-        "quarantined": quarantined,
-        "agents": figures["agents"],
-        "turns": figures["turns"],
-        **stored,
-    }
-    return outcome("counts_reconcile", not problems, shown, problems="; ".join(problems))
+    ids, stored, read = Counter(figures["ids"]), figures["stored"], figures.get("read", {})
+    counted = {
+        "found": total, "rollouts": ids.total(), "quarantined": quarantined, **figures, **stored,
+        "lost": ids.total() + quarantined != total,
+        "repeated": faulty(name for name, n in ids.items() if n > 1),
+        **{f"lost_{name}": n != stored[name] for name, n in read.items()},
+    }  # fmt: skip
+    return judged("counts_reconcile", counted)
 
 
 def tasks_as_asked(requested: int | None, had: int, split: str, rejected: int | None = None) -> CheckOutcome:
@@ -206,34 +190,23 @@ def drift_figures(turns: pa.Table) -> dict[str, int]:
     """Count the native turns after an agent's first, and those whose prompt does not extend the turn before."""
     native = turns.filter(pc.field("capture") == "native")
     agents = native.group_by(["rollout_id", "agent_id"]).aggregate([]).num_rows
-    return {"later": native.num_rows - agents, "drifted": native.num_rows - native["drift_at"].null_count}
-
-
-def drift_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
-    """Warn if many turns drift."""
-    drifted, later = figures["drifted"], figures["later"]
-    share = drifted / max(1, later)
-    shown = {"later_turns": later, "with_drift": drifted, "share": share}
-    return outcome("drift_bounded", within("drift_bounded", share), shown)
+    return {"later_turns": native.num_rows - agents, "with_drift": native.num_rows - native["drift_at"].null_count}
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum the figures of several parts: add numbers, join lists, merge mappings recursively."""
-    whole: dict[str, Any] = {}
+    of_name: defaultdict[str, list[Any]] = defaultdict(list)
     for part in figures:
         for name, value in part.items():
-            if name not in whole:
-                whole[name] = merged([value]) if isinstance(value, Mapping) else value
-                if isinstance(value, list):
-                    whole[name] = list(value)
-            elif isinstance(value, Mapping):
-                whole[name] = merged([whole[name], value])
-            elif isinstance(value, list):
-                whole[name].extend(value)
-            else:
-                whole[name] += value
-    return whole
+            of_name[name].append(value)
+    return {name: _sum(values) for name, values in of_name.items()}
 
 
-def _agents_in(table: pa.Table) -> Counter[tuple[str, str]]:
-    return Counter(zip(table["rollout_id"].to_pylist(), table["agent_id"].to_pylist(), strict=True))
+def _sum(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return merged(values)
+    return list(chain(*values)) if isinstance(values[0], list) else reduce(add, values)
+
+
+def _agents_in(table: pa.Table) -> Iterator[tuple[str, str]]:
+    return zip(table["rollout_id"].to_pylist(), table["agent_id"].to_pylist(), strict=True)

@@ -410,25 +410,31 @@ def test_role_balance_counts_rows_without_a_role_and_leaves_out_agents_alone(row
     assert gates.role_outcome(rows_of, GATES).passed == passed
 
 
+def texts(created) -> dict[str, str]:
+    return dict(zip(created.tasks["task_id"].to_pylist(), created.tasks["instruction"].to_pylist(), strict=True))
+
+
 def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
     created = dataset()
     passes(
-        gates.plan_paths_in_task(created.selected, created.agent_scores, created.tasks, GATES), rate=1.0, unknown_task=0
+        gates.plan_paths_in_task(created.selected, created.agent_scores, texts(created), GATES),
+        rate=1.0,
+        unknown_task=0,
     )
     strange = every(created.agent_scores, plan_entities='["src/cli.py"]')
     fails(
-        gates.plan_paths_in_task(created.selected, strange, created.tasks, GATES),
+        gates.plan_paths_in_task(created.selected, strange, texts(created), GATES),
         "src/cli.py (made-",
         "plan_content",
         rate=0.0,
     )
     known = json.loads(created.agent_scores["plan_entities"][0].as_py())[0]
     partly = changed(created.agent_scores, 0, plan_entities=json.dumps([known, "src/cli.py"]))
-    passes(gates.plan_paths_in_task(created.selected, partly, created.tasks, GATES), rate=11 / 12)
+    passes(gates.plan_paths_in_task(created.selected, partly, texts(created), GATES), rate=11 / 12)
     nameless = every(created.agent_scores, plan_entities="[]")
-    fails(gates.plan_paths_in_task(created.selected, nameless, created.tasks, GATES), rate=0.0)
+    fails(gates.plan_paths_in_task(created.selected, nameless, texts(created), GATES), rate=0.0)
     passes(
-        gates.plan_paths_in_task(created.selected, created.agent_scores, created.tasks.slice(0, 0), GATES),
+        gates.plan_paths_in_task(created.selected, created.agent_scores, {}, GATES),
         plans=12,
         unknown_task=12,
     )
@@ -512,11 +518,11 @@ def test_plans_of_rollouts_that_are_not_selected_do_not_count():
     created = dataset()
     strange = every(created.agent_scores, rollout_id="other", plan_entities='["src/cli.py"]')
     scores = pa.concat_tables([created.agent_scores, strange])
-    passes(gates.plan_paths_in_task(created.selected, scores, created.tasks, GATES), rate=1.0, plans=12)
+    passes(gates.plan_paths_in_task(created.selected, scores, texts(created), GATES), rate=1.0, plans=12)
     half = pa.concat_tables(
         [created.agent_scores.slice(0, 6), every(created.agent_scores.slice(6), plan_entities="[]")]
     )
-    fails(gates.plan_paths_in_task(created.selected, half, created.tasks, GATES), rate=0.5)
+    fails(gates.plan_paths_in_task(created.selected, half, texts(created), GATES), rate=0.5)
 
 
 def test_file_beside_runs_is_not_lost():

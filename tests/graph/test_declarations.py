@@ -15,8 +15,9 @@ import pytest
 
 from etpi_assets import asset as asset_module
 from etpi_assets.asset import AssetRun, Input, Produced, asset
-from etpi_assets.checks import CHECKS, outcome
+from etpi_assets.checks import CHECKS, faulty, judged, outcome
 from etpi_assets.graph import GRAPH, STAGES, Graph, GraphError
+from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.lake.lake import LakeError
 from tests.support.graph import World
 
@@ -81,9 +82,43 @@ def test_a_misspelt_check_is_refused_with_the_nearest_right_one():
         outcome("tasks_acounted", True)
 
 
+def test_faulty_rows_of_all_blocks_are_counted_and_the_first_are_named():
+    blocks = [{"pairs": 4, "leaks": faulty([(f"{name}{n}", "words") for n in range(2)])} for name in "ab"]
+    leaking = judged("no_steering_leak", merged(blocks))
+    assert not leaking.passed and leaking.figures == {"pairs": 8, "leaks": 4} and "first a0:" in leaking.message
+    assert judged("no_steering_leak", {"pairs": 4, "leaks": faulty([])}).passed
+
+
+@pytest.mark.parametrize(("calling", "unanswered", "verdict"), [(0, 0, None), (3, 0, True), (3, 1, False)])
+def test_check_without_a_case_decides_nothing(calling, unanswered, verdict):
+    rows = judged("calls_answered", {"calling": calling, "unanswered": faulty(["r/a"] * unanswered)})
+    assert (rows.passed if rows.applicable else None) is verdict
+
+
+def test_further_condition_fails_a_check_without_faulty_rows():
+    counted = {"label_tokens": 5, "row_tokens": 5, "weighted_tokens": 5.0, "sequences": 1, "rows": 1}
+    assert [judged("label_tokens", counted | {"wrong": faulty([])}, holds=h).passed for h in (True, False)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("quoting", "said"), [(2, True), (0, False)])
+def test_words_of_a_figure_are_left_out_where_it_is_0(quoting, said):
+    counted = {"pairs": 4, "prompt_tails": {}, "tokenizer": "t", "quoting_tags": quoting}
+    assert ("quote think tags" in judged("no_think_in_output", counted, tails="none").message) is said
+
+
+def test_checks_that_share_a_table_keep_their_own_values():
+    name, root = (CHECKS["serving_probe"][probe] for probe in ("served_name", "served_root"))
+    assert name.says["fails"] == root.says["fails"] and name.says["idle"] != root.says["idle"]
+    assert name.hints != root.hints and name.catches != root.catches
+    assert CHECKS["rl_checkpoint"]["adapter_not_zero"] == CHECKS["sft_checkpoint"]["adapter_not_zero"]
+
+
 def test_checks_that_the_stages_name_are_those_of_the_table():
     """A misspelt name in a function would fail only when that function runs."""
-    calls = re.compile(r'\b(?:outcome|measured|CheckOutcome|CheckOutcome\.not_applicable|_counts)\(\s*"(\w+)"')
+    calls = re.compile(r'\b(?:outcome|measured|judged|CheckOutcome|CheckOutcome\.not_applicable|_counts)\(\s*"(\w+)"')
     sources = [path.read_text("utf-8") for path in Path(asset_module.__file__).parent.rglob("*.py")]
     named = {name for text in sources for name in calls.findall(text)}
     described = {name for asset, checks in CHECKS.items() for name in checks}

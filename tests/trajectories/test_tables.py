@@ -21,7 +21,6 @@ from etpi_assets.trajectories.rollout_checks import (
     count_figures,
     counts_outcome,
     drift_figures,
-    drift_outcome,
     merged,
     prompt_figures,
     set_figures,
@@ -66,14 +65,14 @@ def prompts_reconstruct(digests, tables):
 
 
 def native_ids_present(tables, *, live):
-    return captures_outcome(capture_figures(tables, live=live), live=live)
+    return captures_outcome(capture_figures(tables["turns"], live=live), live=live)
 
 
 def drift_bounded(*turns, **more):
     record = rollout(*turns)
     for turn in record.agents[0].turns:
         turn.capture = more.get("capture", "native")
-    return drift_outcome(drift_figures(to_tables([record])["turns"]))
+    return judged("drift_bounded", drift_figures(to_tables([record])["turns"]))
 
 
 def counts_reconcile(tables, *, total, quarantined):
@@ -263,7 +262,7 @@ def test_drift_is_counted_and_bounded():
     grown = [([*range(n)], [n]) for n in range(1, 12)]  # ten later turns
     once = [*grown[:6], ([7], [8]), *(([7, *range(8, n)], [n]) for n in range(9, 13))]
     outcomes = [
-        drift_outcome(drift_figures(to_tables([rollout(*turns)])["turns"]))
+        judged("drift_bounded", drift_figures(to_tables([rollout(*turns)])["turns"]))
         for turns in (grown, once, [*once, ([1], [2])])
     ]
     assert [outcome.passed for outcome in outcomes] == [True, True, False]
