@@ -47,8 +47,8 @@ For llama.cpp, its own script converts an exported `model`:
 """
 _COMMON = """## What every importer accepts
 
-Every importer reads gzip and zstd under any file name; byte order marks; NaN (a missing value); NUL characters; lines of
-100 MB; one object whose `data` is the list of rows; times as epoch seconds, milliseconds, digits, ISO 8601 with or
+Every importer reads gzip and zstd under any file name; byte order marks; NaN (a missing value); NUL characters; lines
+of 100 MB; one object whose `data` is the list of rows; times as epoch seconds, milliseconds, digits, ISO 8601 with or
 without a zone, or parquet timestamps (all become UTC); call arguments as text or as objects; structs padded with nulls;
 content as text or as parts.
 
