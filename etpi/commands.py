@@ -293,5 +293,5 @@ def serve_page(host: str, port: int, names: Sequence[str]) -> int:
 
     with dg.DagsterInstance.get() as instance:
         if count := report_unseen(instance, Lake.open()):
-            print(f"etpi: {count} versions that were copied or pulled are shown without a run", file=sys.stderr)
+            print(f"etpi: {count} versions that are new to {home} are shown without a run", file=sys.stderr)
     return serve_dagster(host, port, names, home)

@@ -15,9 +15,9 @@ from etpi_resources.errors import ExpectedError
 _REMEDIES = {
     errno.ENOSPC: "free space there (`etpi gc` shows what the lake no longer needs)",
     errno.EDQUOT: "free space there (`etpi gc` shows what the lake no longer needs)",
-    errno.EROFS: "name a folder that can be written in ETPI_DATA",
-    errno.EACCES: "give your user access to it, or name another folder in ETPI_DATA",
-    errno.EPERM: "give your user access to it, or name another folder in ETPI_DATA",
+    errno.EROFS: "name a folder that can be written (ETPI_DATA names the lake's)",
+    errno.EACCES: "give your user access to it, or name another folder (ETPI_DATA names the lake's)",
+    errno.EPERM: "give your user access to it, or name another folder (ETPI_DATA names the lake's)",
     errno.ENOTDIR: "ETPI_DATA, DAGSTER_HOME and the folders of specs have to name folders",
     errno.EEXIST: "ETPI_DATA, DAGSTER_HOME and the folders of specs have to name folders",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",

@@ -24,7 +24,7 @@ from etpi_resources.process.progress import clock
 from etpi_resources.secrets import secrets
 
 _OTHER = {
-    "ahead": "newer here: `etpi push`",
+    "ahead": "newer here: `etpi status` says which are stale, `etpi push` sends them",
     "behind": "newer in the bucket: `etpi pull`",
     "removed": "removed on one side; name them to exchange them again",
 }

@@ -115,6 +115,7 @@ DOORS = {
     "a manifest": ("manifest-1.json", _load, "folder dangling missing empty"),
     "a lake": (MARKER, lambda path: require_known(path.parent), "folder empty"),
     "a bucket": (INDEX, lambda path: Bucket(str(path.parent)).index(), "folder empty"),
+    "a bucket's address": (INDEX, lambda path: Bucket(f"file://{path.parent}").index(), "folder empty"),
     "a tokenizer": ("vocab.json", lambda path: copy_tokenizer(path.parent, path.parent), ""),
     "AutoTokenizer": ("vocab.json", lambda path: misread(path.parent), ""),
     "a model": ("model.safetensors", lambda path: list(audit_checkpoint(path.parent, path.parent)), ""),

@@ -47,9 +47,10 @@ For llama.cpp, its own script converts an exported `model`:
 """
 _COMMON = """## What every importer accepts
 
-Every importer reads gzip and zstd under any file name; byte order marks; NaN; NUL characters; lines of 100 MB; times as
-epoch seconds, milliseconds, digits, ISO 8601 with or without a zone, or parquet timestamps (all become UTC); call
-arguments as text or as objects; structs padded with nulls; content as text or as parts.
+Every importer reads gzip and zstd under any file name; byte order marks; NaN (a missing value); NUL characters; lines
+of 100 MB; one object whose `data` is the list of rows; times as epoch seconds, milliseconds, digits, ISO 8601 with or
+without a zone, or parquet timestamps (all become UTC); call arguments as text or as objects; structs padded with nulls;
+content as text or as parts.
 
 These inputs are quarantined with a reason, and the import continues: lone surrogates, bytes that are not UTF-8,
 truncated JSON, truncated or damaged streams (rows before the damage are imported), damaged parquet, images, unknown

@@ -190,7 +190,7 @@ class Examiner:
                 item = of_row(row, raw.number, raw.unit, raw.source, options)
             if isinstance(item, RolloutRecord) and (detail := _schema_fault(raw.row, item, is_table(raw.unit))):
                 block.hit(item.rollout_id, "schemas", detail)
-        if isinstance(item, RejectedInput) and item.reason == "not_a_rollout":
+        if isinstance(item, RejectedInput) and item.reason in ("not_a_rollout", "empty_file"):
             block.report.rows -= 1
             block.report.notes.append(f"{item.source} holds no messages, and was not read.")
             return

@@ -37,7 +37,7 @@ def audit_file(
 ) -> Report:
     """Return the findings on the rows of a file or folder. `columns`: the map of rows of no known format.
 
-    Raises FileNotFoundError, ValueError: nothing is there, or as `importers.plan` and `Examiner`.
+    Raises FileNotFoundError, ValueError: nothing is there, no row is, or as `importers.plan` and `Examiner`.
     """
     notes = list[str]()
     read = read_map(columns) if columns else None
@@ -58,6 +58,8 @@ def audit_file(
         report.add(part)
         repeats.add(chains)
         firsts.extend(prompts)
+    if not report.rows:
+        raise ValueError(next(iter(report.notes), f"{path} has no rows of {formats}"))
     repeats.report(report)
     account.evidence |= report.unread
     if unread := [each for each in findings(account.figures()) if each.stops]:

@@ -12,7 +12,7 @@ import httpx
 from etpi.init.student import Student, family_vocabulary
 from etpi.init.write import NewSpec, rendered
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection, checked_url
 from etpi_resources.engines.bounded_http import BoundedClient
 from etpi_resources.engines.endpoints import api_key
 from etpi_resources.outside import Unreadable, read_json
@@ -55,7 +55,11 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
         SpecError: the server does not answer as such an endpoint, refuses the key, or does not offer the model.
         EngineUnavailable: the variable of the key is not set.
     """
-    base = url.rstrip("/") if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+    try:
+        base = checked_url(url).rstrip("/")
+    except ValueError as error:
+        raise SpecError(f"the endpoint: {error}") from error
+    base += "" if urlsplit(url).path.strip("/") else "/v1"
     cards = {str(card["id"]): card for card in _cards(base, key_variable)}
     if model is None and len(cards) == 1:
         model = next(iter(cards))
@@ -75,8 +79,6 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
 
 
 def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
-    if not base.startswith(("http://", "https://")):
-        raise SpecError(f"{base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     client = BoundedClient(headers=headers, connect_seconds=_SECONDS, proxies=True)
@@ -86,11 +88,11 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
         raise SpecError(f"{base}/models does not answer ({error}); is the server running?") from error
     finally:
         client.close()
+    if answer.moved_to:
+        raise SpecError(f"{base} moved to {answer.moved_to.removesuffix('/models')}; write that address")
     if answer.status in (401, 403):
-        raise SpecError(
-            f"{base}/models refuses the request ({answer.status}); name the environment variable with "
-            "the key: --api-key-env VARIABLE"
-        )
+        named = f"correct the key in {key_variable}" if key else "name the key's variable with --api-key-env"
+        raise SpecError(f"{base}/models refuses the request ({answer.status}); {named}")
     try:
         listed = read_json(answer.body, _MOST_BYTES // 16) if answer.status < 300 else {}
         cards = listed if isinstance(listed, list) else listed["data"]  # Together sends the list alone

@@ -22,6 +22,7 @@ from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
 from etpi_assets.importers.account import Account, Finding, findings
 from etpi_assets.importers.data import map_tables
+from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
@@ -127,6 +128,11 @@ class Survey:
         return sum(reward >= 1 for reward in self.rewards)
 
     @property
+    def lost(self) -> int:
+        """Return the number of refused inputs that are, or may be, runs."""
+        return self.refused.total() - self.refused["not_a_rollout"]
+
+    @property
     def stopping(self) -> list[Finding]:
         """Return the columns and keys that stop an import."""
         return [finding for finding in self.unread if finding.stops]
@@ -183,7 +189,7 @@ def survey(
             options["tokenizer"] = student.names.get("tokenizer", "tiny")
             result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
-        raise SpecError(f"{source}: {error}") from error
+        raise SpecError(str(error)) from error
     result.unread_files = [f"{item.source} ({item.reason})" for item in chosen.unread]
     result.formats = chosen.formats
     result.licences = _licences(path)
@@ -308,6 +314,7 @@ def summary(result: Survey, student: Student, preset: str | None) -> str:
             over=sum(length > student.context for length in result.lengths) if student.context else 0,
             problems=[finding for finding in report(student.chat) if finding.problem] if student.chat else [],
             choices=_CHOICES,
+            skip_rate=GatesSection().skip_rate,
             shown=_SHOWN,
         )
         .rstrip("\n")
@@ -318,7 +325,7 @@ def preview_lines(result: Survey, student: Student, preset: str | None) -> list[
     """Return the first conversation as it will be trained, or why it cannot be shown."""
     shown = _preview(result, student, preset)
     if isinstance(shown, str):
-        return [f"  not shown: {shown}"]
+        return [f"  not shown: {shown}"] if shown else []
     place = (result.first.source if result.first else None) or "the first conversation"
     return preview.lines(shown, place.replace("#", ", row ", 1)) if shown else []
 

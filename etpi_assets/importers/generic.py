@@ -85,7 +85,7 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
         if not spec.paths["run"].get(slot):
             continue
         if (value := spec.first("run", slot, row)) is None:
-            keys = ", ".join(map(str, list(row)[:12])) or "no keys"
+            keys = ", ".join(f"{key} = null" if row[key] is None else str(key) for key in list(row)[:12]) or "no keys"
             names = " or ".join(map(repr, spec.data["run"][slot]))
             raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
         read = read_messages(value, f"{where}, {slot}", spec, options.unread, role)

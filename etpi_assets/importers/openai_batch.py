@@ -35,7 +35,7 @@ def _holds_answers(file: Path) -> bool:
     """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
     read = [row for _, row in islice(rows.iter_rows(file), FIRST_ROWS)]
     readable = [row for row in read if not isinstance(row, Unreadable)]
-    return _is_answer(readable[0]) if readable else any(row.reason != "empty" for row in read)
+    return _is_answer(readable[0]) if readable else any(row.reason != "empty_file" for row in read)
 
 
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:

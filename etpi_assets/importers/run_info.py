@@ -57,7 +57,8 @@ def run_info(
     def values(slot: str) -> Iterator[tuple[str, Any]]:
         for held in places:
             for path in paths.get(slot, ()):
-                if path and path[0] in held and (value := at(held, path)) is not None and value != "":
+                value = at(held, path) if path and path[0] in held else None
+                if value not in (None, "") and value == value:  # pandas writes NaN where a value is missing
                     yield ".".join(map(str, path)), value
 
     def first(slot: str) -> str | None:

@@ -74,6 +74,19 @@ ENGINE_KINDS = ("scripted", "reference", "null", "transformers", "vllm", "openai
 """The kinds of engine that etpi gives; plugins give others."""
 
 
+def checked_url(url: str) -> str:
+    """Return the URL of a server. Raises ValueError: it is none, or contains a user or a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # `port` raises as well
+        raise ValueError("a URL has the form http://HOST:PORT or https://HOST/PATH")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            f"the URL of {parts.hostname} contains a user or password, which every rollout would record; put "
+            "the key into an environment variable and name that in engine.api_key_env"
+        )
+    return url
+
+
 class EngineSection(Section):
     """The model or policy that acts (docs/engines.md). `skill` and `noncanonical` are read by scripted policies, the
     keys below `teacher` by models."""
@@ -115,16 +128,7 @@ class EngineSection(Section):
     @field_validator("urls")
     @classmethod
     def _urls_hold_no_password(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("a URL has the form http://HOST:PORT or https://HOST/PATH")
-            if parts.username is not None or parts.password is not None:
-                raise ValueError(
-                    f"the URL of {parts.hostname} contains a user or password, which every rollout would record; put "
-                    "the key into an environment variable and name that in engine.api_key_env"
-                )
-        return urls
+        return tuple(map(checked_url, urls))
 
     def faults(self) -> Iterator[str]:
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):

@@ -70,15 +70,16 @@ class BoundedClient:
 
         Raises:
             httpx.HTTPError: there is no connection, or no whole answer in time.
-            Unreadable: the answer has more bytes, an encoding that was not asked for, or a redirect to no address.
+            Unreadable: the answer has more bytes, or an encoding that was not asked for; or the URL, or that of a
+                redirect, is no address.
         """
         self._clock.deadline = time.monotonic() + seconds
-        request = self._client.build_request(method, url, json=body)
-        most = most_bytes + bytes_per_byte * len(request.content)
         try:
+            request = self._client.build_request(method, url, json=body)
             response = self._client.send(request, stream=True)
-        except httpx.InvalidURL as error:  # no HTTPError
-            raise Unreadable(f"it redirects to no address: {error}") from None
+        except (httpx.InvalidURL, UnicodeError) as error:  # of the request, of its host, or of a redirect
+            raise Unreadable(f"no address: {error}") from None
+        most = most_bytes + bytes_per_byte * len(request.content)
         try:
             good = response.is_success
             content = _decoded(response, most if good else _ERROR_BYTES, refuse=good)

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from etpi_resources.lake import taint
 from etpi_resources.lake.check_outcome import CheckOutcome, shown
+from etpi_resources.lake.formats import MARKER
 from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.parquet import storage_schema
@@ -51,6 +52,7 @@ _KEPT = pa.schema([("rollout_id", pa.string()), ("judge", pa.string()), ("reason
 _VOCABULARY = pa.schema([("tokenizer", pa.string()), ("id", pa.int32()), ("text", pa.string())])
 
 
+BUILD = "run `etpi run catalog`"
 _CLOSE = "Close that program, or have it open the file read-only (`duckdb -readonly {}`)"
 
 
@@ -114,7 +116,7 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     connection of the process and open it again. The next build discards everything written with `read_only=False`.
 
     Raises:
-        LakeError: there is no catalog yet, or its file cannot be read.
+        LakeError: there is no catalog yet, its file cannot be read, or it is of another lake than the one beside it.
         CatalogBusy: a program has it open for writing.
     """
     file = default_path() if path is None else Path(path)
@@ -131,7 +133,20 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
         reason = str(error).split("\n")[0]
         raise LakeError(f"{file} cannot be opened: {reason}; {_remedy(path is None)}") from error
     connection.execute("SET TimeZone = 'UTC'")
+    if (root := _root(connection)) and not os.environ.get("ETPI_CATALOG"):
+        folder = file.resolve().parent
+        beside = [place for place in (folder, folder / "data") if (place / MARKER).is_file()]
+        if beside and root not in beside:
+            connection.close()
+            raise LakeError(f"{file} reads the lake at {root}, from which this one was moved or copied; {BUILD}")
     return connection
+
+
+def _root(connection: duckdb.DuckDBPyConnection) -> Path | None:
+    """Return the folder of the lake whose files the views read; None in catalogs of etpi before 0.3."""
+    sql = "SELECT comment FROM duckdb_tables() WHERE schema_name = 'lake' AND table_name = 'manifests'"
+    rows = connection.execute(sql).fetchall()
+    return Path(rows[0][0]) if rows and rows[0][0] else None
 
 
 def refuse_other_file(file: Path, schemas: Collection[str] = ()) -> None:
@@ -151,13 +166,12 @@ def refuse_other_file(file: Path, schemas: Collection[str] = ()) -> None:
 
 def _remedy(by_default: bool) -> str:
     """Return what to do about a missing catalog; name the working directory and variables if they chose the place."""
-    build_it = "run `etpi run catalog`"
     if not by_default:
-        return build_it
+        return BUILD
     named = [f"{name}={value}" for name in ("ETPI_CATALOG", "ETPI_DATA") if (value := os.environ.get(name))]
     chosen = f"because of {named[0]}" if named else f"because the working directory is {Path.cwd()}"
     other = "Name another lake (ETPI_DATA, or in Python connect('/path/to/data'))"
-    return f"it was looked for there {chosen}. {other}, or {build_it}"
+    return f"it was looked for there {chosen}. {other}, or {BUILD}"
 
 
 def verify(path: Path | None = None) -> list[CheckOutcome]:
@@ -319,6 +333,8 @@ def _add_ledger(connection: duckdb.DuckDBPyConnection, lake: Lake, vocabularies:
         connection.register("new_rows", rows)
         connection.execute(f'CREATE TABLE lake."{name}" AS SELECT * FROM new_rows')
         connection.unregister("new_rows")
+    quoted = str(lake.root).replace("'", "''")
+    connection.execute(f"COMMENT ON TABLE lake.manifests IS '{quoted}'")
 
 
 def _texts(kind: str) -> dict[str, str]:

@@ -111,20 +111,23 @@ def raw_lines(path: Path) -> Iterator[bytes | Unreadable]:
                     yield line
                     number += 1
             if number == 0:
-                raise Unreadable("empty", f"{path.name} has no content")
+                raise Unreadable("empty_file", f"{path.name} has no content")
     except Unreadable as refused:
         yield Unreadable(refused.reason, f"{refused.detail} (after {number} row(s))" if number else refused.detail)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield an array's items, an object as one row, or one object per line."""
+    """Yield the items of an array, or of a `data` that has all rows; an object as one row; or one object per line."""
     value = attempt(read_json, path)
     if isinstance(value, Unreadable) and value.reason == "bad_json" and "Extra data" in value.detail:
         yield from _line_rows(path)
         return
+    rows = value.get("data") if isinstance(value, dict) else None
+    if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+        value = rows
     if isinstance(value, list):
         yield from enumerate(value)
-        value = Unreadable("empty", f"{path.name} is an array of nothing") if not value else None
+        value = Unreadable("empty_file", f"{path.name} is an array of nothing") if not value else None
     if value is not None:
         yield 0, value
 
@@ -217,5 +220,5 @@ def _parquet(path: Path) -> Any:
     except Exception as error:
         return Unreadable("bad_parquet", f"{path.name}: {error}; fetch the file again")
     if opened.metadata.num_rows == 0:
-        return Unreadable("empty", f"{path.name} has no rows")
+        return Unreadable("empty_file", f"{path.name} has no rows")
     return opened

@@ -43,7 +43,7 @@ class Unreadable(Exception):
 def read_json(path: Path) -> Any:
     """Parse a JSON file, which may be compressed with gzip or zstd.
 
-    Raises Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
+    Raises Unreadable: `unreadable` (the file system), `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
     """
     with read_errors(path), open_bytes(path) as file:
         data = file.read(MOST_ROW_BYTES + 1)
@@ -71,7 +71,7 @@ def too_large(name: str) -> Unreadable:
 def parse_json(data: bytes, name: str) -> Any:
     """Parse JSON; `name` is the source in error messages.
 
-    Raises Unreadable: `too_large`, `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
+    Raises Unreadable: `too_large`, `empty_file`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
     """
     if len(data) > MOST_VALUES < most_values_in(data):  # commas in texts count too: a text can be JSON itself
         raise too_large(name)
@@ -84,7 +84,7 @@ def parse_json(data: bytes, name: str) -> Any:
 
 def _slow_json(data: bytes, name: str) -> Any:
     if not data.strip():
-        raise Unreadable("empty", f"{name} has no content")
+        raise Unreadable("empty_file", f"{name} has no content")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -189,6 +189,15 @@ def test_rows_that_no_format_reads_are_findings(student, clean, tmp_path):
     assert kinds(other) == {"unreadable": 3} and other.label_tokens == 0
 
 
+@pytest.mark.parametrize(("name", "content"), [("e.jsonl", ""), ("e.json", "[]"), ("e.ndjson", "\n\n"), ("e.json", "")])
+def test_an_empty_file_is_no_row(name, content, model, student, clean, tmp_path):
+    (empty := tmp_path / name).write_text(content)
+    assert cli.main(["audit", str(empty), "--model", str(model)]) == 2, "there is nothing to audit"
+    write_rows(tmp_path / "rows.jsonl", clean)
+    report = audit_file(tmp_path, student)
+    assert kinds(report) == {} and report.rows == COUNT and any(name in note for note in report.notes)
+
+
 def test_workers_find_the_same_as_one_process(student, tmp_path, monkeypatch):
     rows = conversations(100)
     for number in (3, 40, 99):

@@ -14,6 +14,7 @@ from tests.support.graph import write_spec
 from tests.support.hosted_teacher import HostedTeacher
 from tests.support.loopback import Loopback
 from tests.support.models import make_base
+from tests.support.web_server import WebServer
 
 SIZES = {"train": 2, "heldout": 0}
 
@@ -89,11 +90,22 @@ def test_mistakes_name_the_remedy_and_write_nothing(cwd, capsys, words, terms):
     assert not (cwd / "specs/rollout_sets").exists()
 
 
-def test_refused_key_and_absent_server_name_the_option(cwd, capsys):
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://h:port", "http://a..b", "http://", "host/v1", "http://u:s3cret@h"]
+)
+def test_address_that_is_none_or_has_a_password_is_refused(cwd, capsys, url):
+    assert init(url) == 1
+    assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_refused_key_and_absent_server_name_the_option(cwd, capsys, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "another")
     with Loopback() as server:
         server.key = "secret"
         assert init(server.url) == 1
         assert "--api-key-env" in capsys.readouterr().err
+        assert init(server.url, "--api-key-env", "TEACHER_KEY") == 1
+        assert "the key in TEACHER_KEY" in capsys.readouterr().err
     assert init(server.url) == 1
     assert server.url in capsys.readouterr().err
 
@@ -108,6 +120,13 @@ def test_odd_card_of_a_model_is_read(cwd, card):
         assert init(server.url) == 0
     engine = load_specs().rollout_sets["mine"].engine
     assert engine and engine.model == card.get("id", "teacher")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_server_that_moved_names_its_new_address(cwd, capsys, status):
+    with WebServer(lambda handler: handler.reply(status, location="https://host/new/v1/models")) as server:
+        assert init(server.url) == 1
+    assert "moved to https://host/new/v1;" in capsys.readouterr().err
 
 
 def test_list_of_models_without_an_envelope_is_read(cwd):

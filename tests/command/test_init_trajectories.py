@@ -216,6 +216,15 @@ def test_damaged_rows_name_their_place_once_and_the_remedy(cwd, capsys):
     assert re.search(r"1 truncated_json, first runs\.jsonl, row 5: column 2: .* array of a \.json file", text)
 
 
+@pytest.mark.parametrize(("damaged", "stops"), [(0, False), (1, False), (2, True), (5, True)])
+def test_share_of_unreadable_inputs_that_stops_a_run_is_said(cwd, capsys, damaged, stops):
+    write_runs(cwd, [*(recorded_run(n, 2) for n in range(4)), *[{"messages": None}] * damaged])
+    Path("config.json").write_text("{}")
+    assert init("--model", QWEN) == 0
+    line = f"skip_rate will stop the run: {damaged} of {4 + damaged} inputs"
+    assert (line in capsys.readouterr().out) is stops
+
+
 def test_path_with_a_variable_is_written_as_given(cwd, monkeypatch):
     monkeypatch.setenv("RUNS", str(cwd))
     assert cli.main(["init", "--from", "${RUNS}/runs.jsonl", "--yes", "--model", QWEN]) == 0
@@ -267,7 +276,7 @@ def test_unknown_format_is_refused_with_its_keys(cwd, capsys):
     Path("runs.jsonl").write_text(json.dumps({"dialog": [{"role": "user", "content": "hi"}]}) + "\n")
     assert init("--model", QWEN) == 1
     text = capsys.readouterr().err
-    assert "its first row has dialog" in text and "call it `messages`" in text
+    assert "its first row has dialog" in text and "call it `messages`" in text and text.count("runs.jsonl") == 1
 
 
 @pytest.mark.parametrize(("text", "floor"), [("Hello.", 0), ("```bash\nls\n```", 0), (CALL, 1)])

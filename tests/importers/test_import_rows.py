@@ -777,7 +777,31 @@ def test_a_long_line_is_read(tmp_path: Path) -> None:
 def test_an_empty_file_is_accounted_for(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.json", "c.json"):
         (tmp_path / name).write_text({"c.json": "[]"}.get(name, " "))
-        assert refused(tmp_path / name, "messages").reason == "empty"
+        assert refused(tmp_path / name, "messages").reason == "empty_file"
+
+
+@pytest.mark.parametrize("about", [{}, {"version": 2, "license": "mit"}])
+def test_list_under_data_is_the_rows_of_a_file(tmp_path: Path, about: dict[str, Any]) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({**about, "data": [messages_row(), messages_row()]}))
+    sources = [item.source for item in import_runs("auto", file) if isinstance(item, RolloutRecord)]
+    assert sources == ["a.json#0", "a.json#1"] and count_found("auto", file) == 2
+    file.write_text(json.dumps({"data": [{"q": "hi", "a": "yes"}]}))
+    assert only(file, "mapped", map="prompt=q,answer=a").agents[0].turns[0].content == "yes"
+    file.write_text(json.dumps(about | messages_row() | {"data": ["of", "the", "run"]}))
+    assert only(file).source == "a.json#0", "a column of a run"
+
+
+@pytest.mark.parametrize("key", ["reward", "score", "resolved", "label", "instance_id"])
+def test_nan_is_a_missing_value(tmp_path: Path, key: str) -> None:
+    missing = only(write_lines(tmp_path / "a.jsonl", [{**messages_row(), key: float("nan")}]))
+    absent = only(write_lines(tmp_path / "b/a.jsonl", [{k: v for k, v in messages_row().items() if k != key}]))
+    assert (missing.outcome, missing.task_id) == (absent.outcome, absent.task_id)
+
+
+@pytest.mark.parametrize(("format", "row"), [("messages", {"messages": None, "x": 1}), ("trl", {"prompt": None})])
+def test_null_where_messages_belong_is_named(tmp_path: Path, format: str, row: dict[str, Any]) -> None:
+    assert "= null" in refused(write_lines(tmp_path / "a.jsonl", [row]), format).detail
 
 
 # --- no value anywhere breaks an importer ---------------------------------------------------------------------------

@@ -400,8 +400,8 @@ SURROGATE = json.dumps([*bare_list(), {"role": "user", "content": "\ud83d"}]).en
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "empty"),
-        (b" \n", "empty"),
+        (b"", "empty_file"),
+        (b" \n", "empty_file"),
         (GOOD[:-40], "truncated_json"),
         (GOOD[: GOOD.index(b"colon")], "truncated_json"),
         (GOOD.replace(b'"role"', b"role", 1), "bad_json"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -208,6 +209,20 @@ def test_small_tables_outlive_the_lake(tmp_path: Path) -> None:
         assert rows(db, "SELECT count(*) FROM checkpoints") == [(6,)]
         with pytest.raises(duckdb.IOException):
             rows(db, "SELECT count(*) FROM turns")
+
+
+@pytest.mark.parametrize("move", [shutil.copytree, shutil.move])
+@pytest.mark.parametrize(
+    ("lake", "file"), [("lake", "lake/etpi.duckdb"), ("data", "data/etpi.duckdb"), ("data", "x.duckdb")]
+)
+def test_catalog_of_a_moved_or_copied_lake_is_refused_until_it_is_built_again(tmp_path: Path, move, lake, file) -> None:
+    small_lake.publish(first := Lake(tmp_path / "first" / lake), inputs={})
+    catalog.connect(build(first, path=tmp_path / "first" / file)).close()
+    move(tmp_path / "first", other := tmp_path / "another's")
+    with pytest.raises(LakeError, match="etpi run catalog"):
+        catalog.connect(other / file)
+    with catalog.connect(build(Lake(other / lake), path=other / file)) as db:
+        assert rows(db, "SELECT count(*) FROM manifests") == [(1,)]
 
 
 def test_odd_names(tmp_path: Path) -> None:

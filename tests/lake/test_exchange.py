@@ -648,6 +648,13 @@ def test_a_folder_is_a_bucket_too(tmp_path):
     assert not audit(fresh, deep=True).damages
 
 
+@pytest.mark.parametrize("name", ["shared", "a b", "100%", "ö"])
+def test_address_of_a_folder_is_that_folder(tmp_path, name):
+    push(filled(tmp_path / "a"), Bucket(str(tmp_path / name)))
+    bucket = Bucket((tmp_path / name).as_uri())
+    assert bucket.url == str(tmp_path / name) and bucket.index()[0].partitions
+
+
 def test_a_mount_of_a_bucket_that_answers_link_with_eio_is_named(tmp_path, monkeypatch):
     def refuse(*arguments, **named):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,6 +99,19 @@ def test_both_decodings_are_said_and_drops_come_before_gains() -> None:
     assert said[3][1].startswith("Fell: `submitted` 50 % to 20 % (-30 points")
     assert said[4][1].startswith("Improved: `plan_first`")
     assert "parsed" not in " ".join(text for _, text in said), "neither decided nor lower"
+
+
+@pytest.mark.parametrize("names", [(), ("skip_rate",), ("skip_rate", "turns_lost")])
+def test_every_override_is_said_with_its_reason(names: tuple[str, ...]) -> None:
+    passed = {"name": "label_tokens", "passed": True, "blocking": True}
+    checks = [
+        passed | {"name": n, "blocking": False, "overridden": {"reason": f"why {n}", "passed": False}} for n in names
+    ]
+    tables = facts.ReportTables(**{field.name: empty(field.metadata["table"]) for field in fields(facts.ReportTables)})
+    said = story.sentences("heldout", "solved", WHY, tables, [], [], [], [passed, *checks])
+    assert [text for _, text in said if "overridden" in text] == [
+        f"`{n}` failed and is overridden: why {n}" for n in names
+    ]
 
 
 def test_significant_changes_of_solved_are_called_so() -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
@@ -221,6 +222,8 @@ class Bucket:
             LakeError: the address contains a key; or the package obstore is not installed.
         """
         scheme, _, rest = url.partition("://")
+        if scheme == "file":
+            url, rest = unquote(rest), ""
         if rest and ("@" in rest or "?" in rest):
             raise LakeError(
                 "an address of a bucket has no keys and no options in it; set AWS_ACCESS_KEY_ID or the like"
