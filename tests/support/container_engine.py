@@ -143,14 +143,9 @@ class PodmanService:
     def command(self) -> list[str]:
         place = self.folder
         return [
-            "podman",
-            f"--root={place}/root",
-            f"--runroot={place}/run",
-            f"--tmpdir={place}/tmp",
-            "--runtime=runc",
-            "--cgroup-manager=cgroupfs",
-            "--events-backend=file",
-        ]
+            "podman", f"--root={place}/root", f"--runroot={place}/run", f"--tmpdir={place}/tmp", "--runtime=runc",
+            "--cgroup-manager=cgroupfs", "--events-backend=file",
+        ]  # fmt: skip
 
 
 def _make_tree(root: Path) -> None:

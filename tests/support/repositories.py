@@ -176,16 +176,11 @@ class Repository:
             + f"\n\ndef test_rope():\n    {SAYS}    assert moor.rope(4) == 8\n",
         }
         return {
-            "instance_id": "moor__moor-7",
-            "repo": "moor/moor",
-            "base_commit": self.commit,
-            "problem_statement": ISSUE,
-            "patch": self.patch(FILES, solved("1")),
-            "test_patch": self.patch(FILES, hidden),
+            "instance_id": "moor__moor-7", "repo": "moor/moor", "base_commit": self.commit, "problem_statement": ISSUE,
+            "patch": self.patch(FILES, solved("1")), "test_patch": self.patch(FILES, hidden),
             "FAIL_TO_PASS": json.dumps(["tests/test_moor.py::test_rope"]),
-            "PASS_TO_PASS": json.dumps(["tests/test_moor.py::test_there"]),
-            **changes,
-        }
+            "PASS_TO_PASS": json.dumps(["tests/test_moor.py::test_there"]), **changes,
+        }  # fmt: skip
 
     def _git(self, *arguments: str, at: Path | None = None) -> str:
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **GIT}

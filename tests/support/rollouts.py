@@ -93,13 +93,8 @@ def prompt(text: str) -> Message:
 
 def tasks(*rows: Mapping[str, Any]) -> pa.Table:
     default = {
-        "task_id": "t1",
-        "suite": "s",
-        "repo": "harbor",
-        "split": "train",
-        "instruction": INSTRUCTION,
-        "payload": "{}",
-    }
+        "task_id": "t1", "suite": "s", "repo": "harbor", "split": "train", "instruction": INSTRUCTION, "payload": "{}",
+    }  # fmt: skip
     return from_rows("tasks", [{**default, **row} for row in (rows or ({},))])
 
 

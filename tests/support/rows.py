@@ -49,36 +49,23 @@ def sharegpt_row() -> dict[str, Any]:
 def r2e_row() -> dict[str, Any]:
     def step(index: int, thought: str, action: str, seen: str, tokens: int) -> dict[str, Any]:
         return {
-            "step_idx": index,
-            "thought": thought,
-            "action": action,
-            "observation": seen,
-            "done": False,
-            "info": {"total_time": 0.5},
-            "token_usage_completion": tokens,
-            "llm_exec_time": 0.1,
-        }
+            "step_idx": index, "thought": thought, "action": action, "observation": seen, "done": False,
+            "info": {"total_time": 0.5}, "token_usage_completion": tokens, "llm_exec_time": 0.1,
+        }  # fmt: skip
 
     ls = "<function=execute_bash>\n  <parameter=cmd>ls</parameter>\n</function>"
     return {
         "trajectory_steps": [
-            step(0, "I look.", ls, "moor.py", 30),
-            step(1, "", "<function=finish>\n</function>", "bye", 0),
+            step(0, "I look.", ls, "moor.py", 30), step(1, "", "<function=finish>\n</function>", "bye", 0),
         ],
-        "problem_statement": "Moor the boat.",
-        "docker_image": "namanjain12/harbor_final:0a1b2c",
+        "problem_statement": "Moor the boat.", "docker_image": "namanjain12/harbor_final:0a1b2c",
         "agent_args": {
-            "system_prompt": "You have a shell.",
-            "instance_prompt": "Fix: {problem_statement}",
+            "system_prompt": "You have a shell.", "instance_prompt": "Fix: {problem_statement}",
             "llm_name": "helmsman-2",
         },
-        "ds": {"repo_name": "harbor"},
-        "max_steps": 1,
-        "exit_reason": "max_step_limit",
-        "output_patch": "diff --git a/moor.py b/moor.py\n",
-        "reward": 1.0,
-        "test_output": "1 passed",
-    }
+        "ds": {"repo_name": "harbor"}, "max_steps": 1, "exit_reason": "max_step_limit",
+        "output_patch": "diff --git a/moor.py b/moor.py\n", "reward": 1.0, "test_output": "1 passed",
+    }  # fmt: skip
 
 
 def openhands_row() -> dict[str, Any]:
@@ -94,23 +81,17 @@ def openhands_row() -> dict[str, Any]:
         "model_response": {"id": "m1", "choices": [{"message": message}]},
     }
     return {
-        "instance_id": "pier__moor-12",
-        "instruction": "Moor the boat.",
+        "instance_id": "pier__moor-12", "instruction": "Moor the boat.",
         "metadata": {"llm_config": {"model": "helmsman-2"}},
-        "test_result": {"git_patch": "diff --git a/moor.py b/moor.py\n"},
-        "report": {"resolved": False},
+        "test_result": {"git_patch": "diff --git a/moor.py b/moor.py\n"}, "report": {"resolved": False},
         "history": [
             {"source": "agent", "action": "system", "args": {"content": "You have a shell."}},
             {
-                "source": "user",
-                "action": "message",
-                "args": {"content": "Moor the boat."},
+                "source": "user", "action": "message", "args": {"content": "Moor the boat."},
                 "timestamp": "2026-03-01T09:00:00",
             },
             {
-                "source": "environment",
-                "observation": "agent_state_changed",
-                "content": "",
+                "source": "environment", "observation": "agent_state_changed", "content": "",
                 "extras": {"agent_state": "running"},
             },
             {"source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": meta},
@@ -119,7 +100,7 @@ def openhands_row() -> dict[str, Any]:
             {"source": "agent", "observation": "run", "content": "/work", "extras": {"metadata": {"exit_code": 0}}},
             {"source": "agent", "action": "finish", "args": {"outputs": {"word": "done"}, "thought": "Moored."}},
         ],
-    }
+    }  # fmt: skip
 
 
 def openhands_typed_row() -> dict[str, Any]:
@@ -129,35 +110,28 @@ def openhands_typed_row() -> dict[str, Any]:
         "instance_id": "pier__moor-12",
         "history": [
             {
-                "kind": "SystemPromptEvent",
-                "source": "agent",
+                "kind": "SystemPromptEvent", "source": "agent",
                 "system_prompt": {"type": "text", "text": "You have a shell."},
             },
             {
-                "kind": "MessageEvent",
-                "source": "user",
+                "kind": "MessageEvent", "source": "user",
                 "llm_message": {"role": "user", "content": [{"type": "text", "text": "Moor."}]},
             },
             {
-                "kind": "ActionEvent",
-                "source": "agent",
-                "thought": [{"type": "text", "text": "I look."}],
-                "tool_call": call,
-                "llm_response_id": "m1",
+                "kind": "ActionEvent", "source": "agent", "thought": [{"type": "text", "text": "I look."}],
+                "tool_call": call, "llm_response_id": "m1",
             },
             {
                 "kind": "ObservationEvent",
                 "observation": {"content": [{"type": "text", "text": "moor.py"}], "exit_code": 0},
             },
-            {"kind": "AgentErrorEvent", "error": "no such tool"},
-            {"kind": "ConversationStateUpdateEvent", "key": "x"},
+            {"kind": "AgentErrorEvent", "error": "no such tool"}, {"kind": "ConversationStateUpdateEvent", "key": "x"},
             {
-                "kind": "MessageEvent",
-                "source": "agent",
+                "kind": "MessageEvent", "source": "agent",
                 "llm_message": {"role": "assistant", "content": [{"type": "text", "text": "Moored."}]},
             },
         ],
-    }
+    }  # fmt: skip
 
 
 def openhands_flat_row() -> dict[str, Any]:
@@ -197,16 +171,13 @@ def swift_row() -> dict[str, Any]:
     return {
         "tools": json.dumps([tool("bash", command="string")]),
         "messages": [
-            {"role": "user", "content": "Moor the boat."},
-            {"role": "assistant", "content": "I guess.", "loss": False},
-            {"role": "user", "content": "Look."},
-            {"role": "assistant", "content": "I look."},
+            {"role": "user", "content": "Moor the boat."}, {"role": "assistant", "content": "I guess.", "loss": False},
+            {"role": "user", "content": "Look."}, {"role": "assistant", "content": "I look."},
             *({"role": "tool_call", "content": json.dumps(call)} for call in calls),
-            {"role": "tool_response", "content": "moor.py"},
-            {"role": "tool_response", "content": "/work"},
+            {"role": "tool_response", "content": "moor.py"}, {"role": "tool_response", "content": "/work"},
             {"role": "assistant", "content": "Moored."},
         ],
-    }
+    }  # fmt: skip
 
 
 def factory_row() -> dict[str, Any]:
@@ -249,17 +220,14 @@ def trl_row(ids: list[int], spans: list[tuple[int, int]]) -> dict[str, Any]:
 def atif_document(**changes: Any) -> dict[str, Any]:
     """A copied step, a turn with ids and log-probabilities, a step that no model made, a closing turn."""
     document = {
-        "schema_version": "ATIF-v1.7",
-        "session_id": "s1",
+        "schema_version": "ATIF-v1.7", "session_id": "s1",
         "agent": {"name": "terminus", "version": "2", "model_name": "helmsman-2"},
         "steps": [
             {"source": "system", "message": "You have a shell."},
             {"source": "user", "message": "Moor the boat.", "timestamp": "2026-03-01T09:00:00Z"},
             {"source": "agent", "message": "Earlier.", "is_copied_context": True},
             {
-                "source": "agent",
-                "message": "I look.",
-                "reasoning_content": "hm",
+                "source": "agent", "message": "I look.", "reasoning_content": "hm",
                 "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}],
                 "observation": {"results": [{"source_call_id": "c1", "content": "moor.py"}]},
                 "metrics": {"prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.5, -0.25]},
@@ -267,7 +235,7 @@ def atif_document(**changes: Any) -> dict[str, Any]:
             {"source": "agent", "message": "dispatch", "llm_call_count": 0},
             {"source": "agent", "message": "Moored.", "metrics": {"completion_tokens": 3}},
         ],
-    }
+    }  # fmt: skip
     document["steps"] = [{"step_id": i + 1, **step} for i, step in enumerate(document["steps"])]
     return {**document, **changes}
 
@@ -301,13 +269,9 @@ def vercel_row() -> dict[str, Any]:
     """UIMessages: a call with its result in a part, and a second response in the same message."""
     call = {"type": "tool-bash", "toolCallId": "c1", "state": "output-available", "input": {"command": "ls"}}
     parts = [
-        {"type": "step-start"},
-        {"type": "reasoning", "text": "hm"},
-        {"type": "text", "text": "I look."},
-        {**call, "output": "moor.py"},
-        {"type": "step-start"},
-        {"type": "text", "text": "Moored."},
-    ]
+        {"type": "step-start"}, {"type": "reasoning", "text": "hm"}, {"type": "text", "text": "I look."},
+        {**call, "output": "moor.py"}, {"type": "step-start"}, {"type": "text", "text": "Moored."},
+    ]  # fmt: skip
     user = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Moor the boat."}]}
     return {"messages": [user, {"id": "m2", "role": "assistant", "parts": parts}]}
 
@@ -337,12 +301,9 @@ def completion_row() -> dict[str, Any]:
 
 def taubench_row() -> dict[str, Any]:
     return {
-        "task_id": 3,
-        "reward": 1.0,
-        "info": {"task": {"user_id": "u"}},
-        "traj": [*chat(), *chat()[1:2], *chat()[4:]],
+        "task_id": 3, "reward": 1.0, "info": {"task": {"user_id": "u"}}, "traj": [*chat(), *chat()[1:2], *chat()[4:]],
         "trial": 0,
-    }
+    }  # fmt: skip
 
 
 def vibe_rows() -> list[dict[str, Any]]:
@@ -379,17 +340,10 @@ def autogen_state() -> dict[str, Any]:
 
 
 ROWS = {
-    "bedrock": bedrock_row(),
-    "completion_log": completion_row(),
-    "taubench": taubench_row(),
-    "vercel_ai": vercel_row(),
-    "messages": messages_row(),
-    "sharegpt": sharegpt_row(),
-    "r2e_gym": r2e_row(),
-    "openhands": openhands_row(),
-    "verl": verl_row(),
-    "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
-}
+    "bedrock": bedrock_row(), "completion_log": completion_row(), "taubench": taubench_row(), "vercel_ai": vercel_row(),
+    "messages": messages_row(), "sharegpt": sharegpt_row(), "r2e_gym": r2e_row(), "openhands": openhands_row(),
+    "verl": verl_row(), "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
+}  # fmt: skip
 """Format -> a row of it."""
 OTHERS = {
     "openhands": [openhands_typed_row(), openhands_flat_row()],

@@ -126,27 +126,18 @@ def gemini_records() -> list[dict[str, Any]]:
     part = {"functionResponse": {"id": "c1", "name": "run", "response": answer}}
     call = {"id": "c1", "name": "run", "args": {"command": "ls"}, "status": "success", "result": [part]}
     first = {
-        "id": "2",
-        "type": "gemini",
-        "content": "I look.",
-        "model": "gemini-x",
-        "tokens": {"input": 4, "output": 2},
-    }
+        "id": "2", "type": "gemini", "content": "I look.", "model": "gemini-x", "tokens": {"input": 4, "output": 2},
+    }  # fmt: skip
     first |= {"thoughts": [{"subject": "Look", "description": "hm"}], "timestamp": "2026-03-01T10:00:01Z"}
     return [
         {"sessionId": SESSION, "projectHash": "f00", "startTime": "2026-03-01T10:00:00Z", "kind": "main"},
-        {"$set": {"messages": [{"id": "1", "type": "user", "content": [{"text": "Moor the boat."}]}]}},
-        first,
-        {**first, "toolCalls": [call]},
-        {"id": "3", "type": "user", "content": [part]},
-        {"id": "4", "type": "gemini", "content": "Moored."},
-        {"id": "5", "type": "info", "content": "saved"},
-        {"id": "6", "type": "user", "content": "Bad."},
-        {"id": "7", "type": "gemini", "content": "Sorry."},
-        {"$rewindTo": "6"},
-        {"id": "8", "type": "user", "content": "Good."},
+        {"$set": {"messages": [{"id": "1", "type": "user", "content": [{"text": "Moor the boat."}]}]}}, first,
+        {**first, "toolCalls": [call]}, {"id": "3", "type": "user", "content": [part]},
+        {"id": "4", "type": "gemini", "content": "Moored."}, {"id": "5", "type": "info", "content": "saved"},
+        {"id": "6", "type": "user", "content": "Bad."}, {"id": "7", "type": "gemini", "content": "Sorry."},
+        {"$rewindTo": "6"}, {"id": "8", "type": "user", "content": "Good."},
         {"id": "9", "type": "gemini", "content": "Thanks."},
-    ]
+    ]  # fmt: skip
 
 
 def gemini_document() -> dict[str, Any]:
@@ -174,27 +165,20 @@ def qwen_session() -> list[dict[str, Any]]:
     return [
         line("1", None, "user", {"text": "Moor the boat."}),
         line("2", "1", "assistant", {"text": "hm", "thought": True}, {"text": "I look."}, model="qwen-x"),
-        line("2", "1", "assistant", call, model="qwen-x", usageMetadata=usage),
-        line("3", "2", "tool_result", result),
-        line("4", "3", "assistant", {"text": "Sunk."}),
-        line("5", "3", "system", subtype="rewind"),
+        line("2", "1", "assistant", call, model="qwen-x", usageMetadata=usage), line("3", "2", "tool_result", result),
+        line("4", "3", "assistant", {"text": "Sunk."}), line("5", "3", "system", subtype="rewind"),
         line("6", "5", "assistant", {"text": "Moored."}),
         line("7", "6", "system", subtype="chat_compression", systemPayload={"compressedHistory": history}),
-        line("8", "7", "user", {"text": "Check."}),
-        line("9", "8", "assistant", {"text": "Checked."}),
-    ]
+        line("8", "7", "user", {"text": "Check."}), line("9", "8", "assistant", {"text": "Checked."}),
+    ]  # fmt: skip
 
 
 def nemo_row() -> dict[str, Any]:
     ids = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.25]}
     output = [*items()[:-1], {**items()[-1], **ids}]
     schema = {
-        "type": "function",
-        "name": "shell",
-        "description": "Run.",
-        "parameters": {"type": "object"},
-        "strict": True,
-    }
+        "type": "function", "name": "shell", "description": "Run.", "parameters": {"type": "object"}, "strict": True,
+    }  # fmt: skip
     request = {"input": [{"role": "user", "content": "Moor the boat."}], "tools": [schema], "temperature": 0.5}
     response = {"output": output, "model": "helmsman-2", "usage": {"output_tokens": 7}, "incomplete_details": None}
     return {"responses_create_params": request, "response": response, "reward": 1.0, "task_id": "pier__moor-12"}
@@ -235,23 +219,19 @@ def inspect_sample() -> dict[str, Any]:
     call = {"id": "c1", "function": "bash", "arguments": {"cmd": "ls"}, "type": "function"}
     schema = {"name": "bash", "description": "Run.", "parameters": {"type": "object", "properties": {}}}
     return {
-        "id": "pier__moor-12",
-        "epoch": 1,
+        "id": "pier__moor-12", "epoch": 1,
         "messages": [
             {"role": "user", "content": "attachment://f1", "source": "input"},
-            {"role": "assistant", "content": "Like this.", "source": "input"},
-            {"role": "user", "content": "Now you."},
+            {"role": "assistant", "content": "Like this.", "source": "input"}, {"role": "user", "content": "Now you."},
             {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "hm"}], "tool_calls": [call]},
             {"role": "tool", "content": "", "tool_call_id": "c1", "error": {"type": "timeout", "message": "too slow"}},
             {"role": "assistant", "content": "Moored.", "source": "generate"},
         ],
         "output": {"model": "m", "choices": [{"message": {}, "stop_reason": "stop"}]},
         "scores": {"match": {"value": "C"}, "speed": {"value": 0.25}},
-        "events": [{"event": "model", "tools": [schema]}],
-        "model_usage": {"m": {"output_tokens": 7}},
-        "attachments": {"f1": "Moor the boat."},
-        "total_time": 2.5,
-    }
+        "events": [{"event": "model", "tools": [schema]}], "model_usage": {"m": {"output_tokens": 7}},
+        "attachments": {"f1": "Moor the boat."}, "total_time": 2.5,
+    }  # fmt: skip
 
 
 def inspect_log(*samples: Any) -> dict[str, Any]:
@@ -294,13 +274,8 @@ def tau2_results() -> dict[str, Any]:
     asked = {"id": "c1", "name": "find", "arguments": {"id": 3}, "requestor": "assistant"}
     own = {"id": "c2", "name": "reboot", "arguments": {}, "requestor": "user"}
     simulation = {
-        "id": "x",
-        "task_id": "7",
-        "termination_reason": "user_stop",
-        "seed": 300,
-        "duration": 4.5,
-        "start_time": "2026-03-01T10:00:00",
-        "reward_info": {"reward": 1.0},
+        "id": "x", "task_id": "7", "termination_reason": "user_stop", "seed": 300, "duration": 4.5,
+        "start_time": "2026-03-01T10:00:00", "reward_info": {"reward": 1.0},
         "messages": [
             {"role": "assistant", "content": "Hi! How can I help?", "tool_calls": None},
             {"role": "user", "content": "Find it.", "tool_calls": None},
@@ -311,7 +286,7 @@ def tau2_results() -> dict[str, Any]:
             {"role": "tool", "id": "c2", "content": "rebooted", "requestor": "user"},
             {"role": "user", "content": "Thanks ###STOP###", "tool_calls": None},
         ],
-    }
+    }  # fmt: skip
     info = {
         "agent_info": {"llm": "helmsman-2", "llm_args": {"temperature": 0.0}},
         "environment_info": {"domain_name": "telecom", "policy": "# Policy", "tool_defs": None},

@@ -156,13 +156,9 @@ def turn_scores(rollout_id: str, adhering: int) -> list[dict[str, Any]]:
 
 def checkpoint(checkpoint_id: str, experiment: str, role: str, **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "checkpoint_id": checkpoint_id,
-        "experiment": experiment,
-        "role": role,
-        "step": 0,
-        "final": True,
+        "checkpoint_id": checkpoint_id, "experiment": experiment, "role": role, "step": 0, "final": True,
         "method": role,
-    }
+    }  # fmt: skip
     return row | {"path": f"checkpoints/{checkpoint_id}", "wall_seconds": 12.0, "hyperparameters": "{}", **more}
 
 
@@ -201,12 +197,8 @@ def make(root: Path) -> Lake:
     put(lake, "tasks", "coop", {"tasks": [task], "quarantined": [refused]})
     for name, teacher in (("strong_set", "strong"), ("weak_set", "weak")):
         content = {
-            "kind": "live",
-            "suite": "coop",
-            "k": 2,
-            "engine": {"teacher": teacher},
-            "agent": {"tokenizer": "tiny"},
-        }
+            "kind": "live", "suite": "coop", "k": 2, "engine": {"teacher": teacher}, "agent": {"tokenizer": "tiny"},
+        }  # fmt: skip
         put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content))
     strong = [
         rollout(
@@ -249,12 +241,8 @@ def make(root: Path) -> Lake:
 def _curated(lake: Lake, experiment: str, rollout_id: str) -> Manifest:
     """Selection, pairs and data set of one rollout."""
     taken = {
-        "rollout_id": rollout_id,
-        "rollout_set": "strong_set",
-        "task_id": "t1",
-        "repo": "harbor",
-        "teacher": "strong",
-    }
+        "rollout_id": rollout_id, "rollout_set": "strong_set", "task_id": "t1", "repo": "harbor", "teacher": "strong",
+    }  # fmt: skip
     left = {"stage": "selection", "rollout_id": "r2", "reason": "reward_below_minimum", "detail": "0.0 < 1.0"}
     put(
         lake,
