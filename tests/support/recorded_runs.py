@@ -36,15 +36,21 @@ def mail(sender: str, to: str, text: str) -> str:
 def flattened_messages(me: str = "agent1", other: str = "agent2") -> list[dict[str, str]]:
     """Five turns: broadcast with a call beside it, a receive, an edit with text, a submit, a closing word."""
     return [
-        {"role": "user", "content": f"**Title**: moor the boat\n\nYou are {me}, beside {other}."}, said(""),
+        {"role": "user", "content": f"**Title**: moor the boat\n\nYou are {me}, beside {other}."},
+        said(""),
         call("Bash", command=f'coop-broadcast "{me}: I take src/moor.py first"'),
-        call("Read", file_path="/repo/src/moor.py"), result("(Bash completed with no output)"),
-        result("1\tdef moor():\n2\t    pass"), call("Bash", command="coop-recv"),
-        result(mail(other, me, f"{other}: mine is src/sail.py")), said("Both plans fit."),
+        call("Read", file_path="/repo/src/moor.py"),
+        result("(Bash completed with no output)"),
+        result("1\tdef moor():\n2\t    pass"),
+        call("Bash", command="coop-recv"),
+        result(mail(other, me, f"{other}: mine is src/sail.py")),
+        said("Both plans fit."),
         call("Edit", file_path="/repo/src/moor.py", old_string="pass", new_string="return 4", replace_all=False),
-        result("The file /repo/src/moor.py has been updated."), call("Bash", command="git diff > patch.txt"),
-        result(""), said("Done: `moor` returns 4."),
-    ]  # fmt: skip
+        result("The file /repo/src/moor.py has been updated."),
+        call("Bash", command="git diff > patch.txt"),
+        result(""),
+        said("Done: `moor` returns 4."),
+    ]
 
 
 def pair_run(

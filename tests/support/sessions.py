@@ -131,13 +131,18 @@ def gemini_records() -> list[dict[str, Any]]:
     first |= {"thoughts": [{"subject": "Look", "description": "hm"}], "timestamp": "2026-03-01T10:00:01Z"}
     return [
         {"sessionId": SESSION, "projectHash": "f00", "startTime": "2026-03-01T10:00:00Z", "kind": "main"},
-        {"$set": {"messages": [{"id": "1", "type": "user", "content": [{"text": "Moor the boat."}]}]}}, first,
-        {**first, "toolCalls": [call]}, {"id": "3", "type": "user", "content": [part]},
-        {"id": "4", "type": "gemini", "content": "Moored."}, {"id": "5", "type": "info", "content": "saved"},
-        {"id": "6", "type": "user", "content": "Bad."}, {"id": "7", "type": "gemini", "content": "Sorry."},
-        {"$rewindTo": "6"}, {"id": "8", "type": "user", "content": "Good."},
+        {"$set": {"messages": [{"id": "1", "type": "user", "content": [{"text": "Moor the boat."}]}]}},
+        first,
+        {**first, "toolCalls": [call]},
+        {"id": "3", "type": "user", "content": [part]},
+        {"id": "4", "type": "gemini", "content": "Moored."},
+        {"id": "5", "type": "info", "content": "saved"},
+        {"id": "6", "type": "user", "content": "Bad."},
+        {"id": "7", "type": "gemini", "content": "Sorry."},
+        {"$rewindTo": "6"},
+        {"id": "8", "type": "user", "content": "Good."},
         {"id": "9", "type": "gemini", "content": "Thanks."},
-    ]  # fmt: skip
+    ]
 
 
 def gemini_document() -> dict[str, Any]:
@@ -165,12 +170,15 @@ def qwen_session() -> list[dict[str, Any]]:
     return [
         line("1", None, "user", {"text": "Moor the boat."}),
         line("2", "1", "assistant", {"text": "hm", "thought": True}, {"text": "I look."}, model="qwen-x"),
-        line("2", "1", "assistant", call, model="qwen-x", usageMetadata=usage), line("3", "2", "tool_result", result),
-        line("4", "3", "assistant", {"text": "Sunk."}), line("5", "3", "system", subtype="rewind"),
+        line("2", "1", "assistant", call, model="qwen-x", usageMetadata=usage),
+        line("3", "2", "tool_result", result),
+        line("4", "3", "assistant", {"text": "Sunk."}),
+        line("5", "3", "system", subtype="rewind"),
         line("6", "5", "assistant", {"text": "Moored."}),
         line("7", "6", "system", subtype="chat_compression", systemPayload={"compressedHistory": history}),
-        line("8", "7", "user", {"text": "Check."}), line("9", "8", "assistant", {"text": "Checked."}),
-    ]  # fmt: skip
+        line("8", "7", "user", {"text": "Check."}),
+        line("9", "8", "assistant", {"text": "Checked."}),
+    ]
 
 
 def nemo_row() -> dict[str, Any]:
@@ -222,7 +230,8 @@ def inspect_sample() -> dict[str, Any]:
         "id": "pier__moor-12", "epoch": 1,
         "messages": [
             {"role": "user", "content": "attachment://f1", "source": "input"},
-            {"role": "assistant", "content": "Like this.", "source": "input"}, {"role": "user", "content": "Now you."},
+            {"role": "assistant", "content": "Like this.", "source": "input"},
+            {"role": "user", "content": "Now you."},
             {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "hm"}], "tool_calls": [call]},
             {"role": "tool", "content": "", "tool_call_id": "c1", "error": {"type": "timeout", "message": "too slow"}},
             {"role": "assistant", "content": "Moored.", "source": "generate"},
