@@ -70,17 +70,8 @@ class ClusterServices:
         """Create the database cluster, with the role `etpi`, which owns the database `etpi` and nothing else."""
         head = self.head
         head.run("bash", "-c", f"umask 077; echo {self.password} > {PASSWORD_FILE}")
-        head.run(
-            "initdb",
-            "-D",
-            DATABASE,
-            "-U",
-            "postgres",
-            "--auth=scram-sha-256",
-            f"--pwfile={PASSWORD_FILE}",
-            "-E",
-            "UTF8",
-        )
+        options = ("-U", "postgres", "--auth=scram-sha-256", f"--pwfile={PASSWORD_FILE}", "-E", "UTF8")
+        head.run("initdb", "-D", DATABASE, *options)
         network = f"{head.address.rsplit('.', 1)[0]}.0/24"
         head.run("bash", "-c", f"echo host etpi etpi {network} scram-sha-256 >> {DATABASE}/pg_hba.conf")
         self.start_postgres()

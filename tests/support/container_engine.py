@@ -24,18 +24,9 @@ _PROGRAMS = """
     rm rmdir sed seq setsid sh sha256sum sleep sort stat su sync tail tar tee test timeout touch tr true truncate umount
     uname uniq unshare wc xargs yes
 """
-_LEFT_OUT = (
-    "EXTERNALLY-MANAGED",
-    "__pycache__",
-    "config-*",
-    "dist-packages",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "test",
-    "tkinter",
-)
+_LEFT_OUT = """
+    EXTERNALLY-MANAGED __pycache__ config-* dist-packages ensurepip idlelib lib2to3 pydoc_data test tkinter
+"""
 _SETTINGS = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -78,13 +69,9 @@ class PodmanService:
         log = (self.folder / "log").open("ab")
         self._service = subprocess.Popen(
             [*self.command(), "system", "service", "--time", "0", self.address],
-            env=self.environment,
             cwd=self.folder,  # conmon leaves a file there when a container runs out of memory
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=die_with_parent,
-        )
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
+        )  # fmt: skip
         deadline = time.monotonic() + 20
         while not self.socket.exists():
             assert self._service.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
@@ -141,11 +128,8 @@ class PodmanService:
         return self.podman("ps", "--all", "--quiet").stdout.split()
 
     def command(self) -> list[str]:
-        place = self.folder
-        return [
-            "podman", f"--root={place}/root", f"--runroot={place}/run", f"--tmpdir={place}/tmp", "--runtime=runc",
-            "--cgroup-manager=cgroupfs", "--events-backend=file",
-        ]  # fmt: skip
+        places = [f"--root={self.folder}/root", f"--runroot={self.folder}/run", f"--tmpdir={self.folder}/tmp"]
+        return ["podman", *places, "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file"]
 
 
 def _make_tree(root: Path) -> None:
@@ -159,14 +143,13 @@ def _make_tree(root: Path) -> None:
     (root / "etc" / "group").write_text("root:x:0:\n")
     python = Path("/usr/bin/python3").resolve()
     library = Path(f"/usr/lib/{python.name}")
-    shutil.copytree(library, root / "usr/lib" / python.name, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
-    if Path("/usr/lib/git-core").is_dir():  # most of its programs are links to git itself
-        shutil.copytree(
-            "/usr/lib/git-core", root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"]
-        )
-    programs = [
-        Path(found) for name in _PROGRAMS.split() if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
-    ]
+    shutil.copytree(
+        library, root / "usr/lib" / python.name, ignore=shutil.ignore_patterns(*_LEFT_OUT.split()), symlinks=True
+    )
+    if (git := Path("/usr/lib/git-core")).is_dir():  # most of its programs are links to git itself
+        shutil.copytree(git, root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"])
+    found = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in _PROGRAMS.split()]
+    programs = [Path(path) for path in found if path]
     files = [python, *programs, *(library / "lib-dynload").glob("*.so")]
     for path in [*files, *map(Path, linked(*files))]:
         _copy(path, root)
