@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +18,7 @@ from etpi import cli, commands, errors
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
 from etpi_assets.exports import EXPORTS
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from tests.support.waiting import until
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
 
@@ -163,28 +163,23 @@ def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path
         words, cwd=tmp_path, env=environment, stdout=log, stderr=log, preexec_fn=hear_interrupts
     ) as server:
         try:
-            assert _locations(port, deadline=time.monotonic() + 120) == ["etpi"], (tmp_path / "log").read_text()
+            errors = (urllib.error.URLError, ConnectionError, TimeoutError)
+            locations = until(lambda: _locations(port), 120, (tmp_path / "log").read_text, 0.5, errors)
+            assert locations == ["etpi"]
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(60)
     assert (tmp_path / ".dagster_home/dagster.yaml").is_file()
 
 
-def _locations(port: int, deadline: float) -> list[str]:
-    """The names of the page's code locations, once it answers and has loaded them."""
+def _locations(port: int) -> list[str]:
+    """The names of the page's code locations, [] until it has loaded them."""
     query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
     address, body = f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode()
-    while time.monotonic() < deadline:
-        try:
-            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes")
-            if nodes:
-                return [node["location"]["name"] for node in nodes]
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            pass
-        time.sleep(0.5)
-    return []
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes", [])
+    return [node["location"]["name"] for node in nodes]
 
 
 def test_page_of_another_home_is_refused_because_dagster_reads_the_env_file_first(tmp_path, monkeypatch):

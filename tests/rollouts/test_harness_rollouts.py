@@ -34,6 +34,7 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.real_harnesses import HARNESS
 from tests.support.small_lake import put
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow]
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -245,17 +246,13 @@ def test_a_killed_run_loses_no_call_mixes_none_and_is_continued(world):
     def journaled() -> list[str]:
         return [json.loads(line)["key"] for file in world.root.rglob("journal-*.jsonl") for line in file.open()]
 
-    deadline = time.monotonic() + 120
-    while not (len(world.logs()) == 2 and journaled() and all(map(answered, world.logs()))):
-        assert run.poll() is None and time.monotonic() < deadline, "the premise: it is killed in its second attempt"
-        time.sleep(0.05)
+    until(lambda: len(world.logs()) == 2 and journaled() and all(map(answered, world.logs())), 120)
+    assert run.poll() is None, "the premise: it is killed in its second attempt"
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     (kept,), before = journaled(), {log: answered(log) for log in world.logs()}
-    deadline = time.monotonic() + 20
-    while any(str(world.folder / "harness.py") in process.info["cmdline"] for process in _processes()):
-        assert time.monotonic() < deadline, "no harness outlives its run"
-        time.sleep(0.2)
+    harness = str(world.folder / "harness.py")
+    until(lambda: not any(harness in process.info["cmdline"] for process in _processes()), 20, every=0.2)
     world.collect(env=', PAUSE = "2"')
     again = [log for log in world.logs() if log not in before]
     assert len(again) == 1 and not again[0].name.startswith(kept)

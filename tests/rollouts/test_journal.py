@@ -31,6 +31,7 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.finished import TASKS, made
+from tests.support.waiting import until
 
 # --- the file ------------------------------------------------------------------------------------------------------
 
@@ -305,10 +306,8 @@ def test_killed_collection_resumes(tmp_path):
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     journal = folder / "journal-world.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 5):
-        assert child.poll() is None
-        time.sleep(0.005)
+    until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 5, every=0.005)
+    assert child.poll() is None
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     finished = [

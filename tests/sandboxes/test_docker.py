@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +24,7 @@ from etpi_resources.sandboxes import (
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from tests.support.container_engine import IMAGE
+from tests.support.waiting import until
 
 MIB = 1 << 20
 SMALL = Limits(command_seconds=20, file_bytes=16 * MIB, memory_bytes=256 * MIB)
@@ -273,10 +273,7 @@ def test_container_has_its_owners_label_and_is_removed_when_left(client, engine)
     before = set(engine.containers())
     with DockerFactory().create({}, SMALL) as sandbox:
         assert client.inspect_container(sandbox._id)["Config"]["Labels"] == {OWNER: owner()}
-    deadline = time.monotonic() + 10
-    while set(engine.containers()) - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert set(engine.containers()) <= before
+    until(lambda: set(engine.containers()) <= before, 10)
 
 
 def test_runtime_that_podman_would_ignore_is_refused(engine, monkeypatch):

@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.support.waiting import until
 
 IMAGE = "localhost/etpi-test:base"
 
@@ -72,10 +73,7 @@ class PodmanService:
             cwd=self.folder,  # conmon leaves a file there when a container runs out of memory
             env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
         )  # fmt: skip
-        deadline = time.monotonic() + 20
-        while not self.socket.exists():
-            assert self._service.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
-            time.sleep(0.02)
+        until(self.socket.exists, 20, (self.folder / "log").read_text)
 
     def stop(self) -> None:
         """End the service but no containers."""

@@ -37,6 +37,7 @@ from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
 from tests.support.reinforcement import KILLED, make, own_statistics, prepared, rows
 from tests.support.tiny_training import make_speaking_base
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
@@ -136,10 +137,9 @@ def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
     script = KILLED
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("data/scratch/reinforce/*/trl/checkpoint-6/whole")):
-        assert run.poll() is None and time.monotonic() < deadline, "it never came to its third checkpoint"
-        time.sleep(0.05)
+    third = "data/scratch/reinforce/*/trl/checkpoint-6/whole"
+    until(lambda: list(tmp_path.glob(third)) or run.poll() is not None, 240)
+    assert run.poll() is None, "it never came to its third checkpoint"
     run.send_signal(signal.SIGKILL)
     run.wait()
     [staging] = tmp_path.glob("data/scratch/reinforce/*")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.lake import Lake
 from tests.support.reinforcement import make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
+from tests.support.waiting import until
 
 KILLED_AT_3 = """
 import os, signal, sys, threading
@@ -103,10 +103,7 @@ def test_run_that_is_killed_in_the_middle_of_a_round_doubles_nothing(tmp_path, b
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", KILLED_AT_3, str(tmp_path / "killed"), where], env=environment)
     assert run.returncode == -signal.SIGKILL and (tmp_path / "killed" / "reached").exists()
-    deadline = time.monotonic() + 60
-    while processes(lake, base):
-        assert time.monotonic() < deadline, "the supervisor did not end the worker"
-        time.sleep(0.1)
+    until(lambda: not processes(lake, base), 60, "the supervisor did not end the worker")
     outcome = make(tmp_path / "killed", lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     assert outcome.metadata["seed 0"]["resumed from step"] == 3
