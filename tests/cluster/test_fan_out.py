@@ -93,7 +93,7 @@ def test_calls_of_a_killed_node_run_again(on_cluster):
 def test_call_that_kills_its_workers_is_the_error(on_cluster):
     with (
         ClusterExecutor(WorkerKind(tries=2), log=lambda line: None) as executor,
-        pytest.raises(WorkersDied, match="2 workers died under the same call, the last on node"),
+        pytest.raises(WorkersDied, match="2 workers .* node"),
     ):
         executor.submit(die, 1).result()
 
@@ -111,7 +111,7 @@ def test_node_with_other_code_is_refused(on_cluster):
         futures = [executor.submit(hold, 0.0) for _ in range(3)]
         wait(futures)
     for future in futures:
-        with pytest.raises(OtherCode, match=rf"node .* \(hash {code_hash()}\) than this run \({'0' * 16}\). Install"):
+        with pytest.raises(OtherCode, match=rf"node .* \(hash {code_hash()}\) .*\({'0' * 16}\)"):
             future.result()
 
 
@@ -130,7 +130,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
 
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
-    with pytest.raises(BackendError, match="no node of the Ray cluster offers etpi_nothing"):
+    with pytest.raises(BackendError, match=" etpi_nothing"):
         ClusterExecutor(WorkerKind(resource="etpi_nothing"))
 
 

@@ -83,7 +83,7 @@ def test_expected_error_is_one_message(capsys):
 
 def test_unexpected_error_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(errors, "ExpectedError", LookupError)
-    with pytest.raises(Exception, match="there is no experiment"):
+    with pytest.raises(Exception, match="'plan_first_tinny'"):
         cli.main(["run", "plan_first_tinny"])
 
 
@@ -126,7 +126,7 @@ def test_settings_of_an_existing_home_are_kept(tmp_path: Path, monkeypatch):
 def test_unwritable_home_names_the_remedy(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export DAGSTER_HOME="):
+    with pytest.raises(LakeError, match="file/home .*export DAGSTER_HOME="):
         prepare_dagster_home()
 
 
@@ -191,7 +191,7 @@ def test_page_of_another_home_is_refused_because_dagster_reads_the_env_file_firs
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "mine"))
     monkeypatch.setenv("ETPI_SHIPPED", "demo")
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "theirs"}"\n')
-    with pytest.raises(LakeError, match=r"\.env sets DAGSTER_HOME=.*theirs.*not those of .*mine"):
+    with pytest.raises(LakeError, match=r"\.env .*DAGSTER_HOME=.*theirs.*mine"):
         commands.serve_page("127.0.0.1", 1, [])
     assert not started
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "mine"}"\n')

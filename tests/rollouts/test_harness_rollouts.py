@@ -303,7 +303,7 @@ def test_an_attempt_without_ids_stops_the_collection(world, monkeypatch):
         return [replace(done, prompt_ids=None, output_ids=None) for done in complete(self, requests)]
 
     monkeypatch.setattr(ScriptedEngine, "complete", no_ids)
-    with pytest.raises(EngineUnavailable, match="without token ids"):
+    with pytest.raises(EngineUnavailable, match="return_token_ids"):
         world.collect()
     monkeypatch.setattr(ScriptedEngine, "complete", complete)
     assert world.collect().metadata["captures"] == {"native": 4}
@@ -333,7 +333,7 @@ def test_a_template_without_later_system_messages_stops_before_the_first_attempt
     from etpi_resources.chat.format import load_chat_format
 
     load_chat_format.cache_clear()
-    with pytest.raises(EngineUnavailable, match="system messages within a conversation"):
+    with pytest.raises(EngineUnavailable, match="own .*'tiny'"):
         world.collect("later_system = true")
     load_chat_format.cache_clear()
     assert not world.logs()
@@ -353,10 +353,10 @@ def test_specs_of_harnesses():
     assert "harness" not in RolloutSetSpec.model_validate({**HEAD, "kind": "live"}).model_dump(mode="json")
     assert EvaluateSection.model_validate({"suite": "s", "harness": CUSTOM}).agent.harness
     for wrong, why in (
-        ({"kind": "agent"}, "belong together"),
-        ({"kind": "live", "harness": CUSTOM}, "belong together"),
-        ({"kind": "agent", "harness": {**CUSTOM, "command": "run --key {key}"}}, "other users see it"),
-        ({"kind": "agent", "harness": CUSTOM, "engine": OPENAI}, "no token ids"),
+        ({"kind": "agent"}, 'kind = "agent" .*\\[harness\\]'),
+        ({"kind": "live", "harness": CUSTOM}, 'kind = "agent" .*\\[harness\\]'),
+        ({"kind": "agent", "harness": {**CUSTOM, "command": "run --key {key}"}}, r"harness\.command .*\{key\}"),
+        ({"kind": "agent", "harness": CUSTOM, "engine": OPENAI}, 'engine.kind = "openai"'),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             RolloutSetSpec.model_validate({**HEAD, **wrong})

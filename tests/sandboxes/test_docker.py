@@ -161,7 +161,7 @@ def test_failed_build_is_reported_with_the_cause(engine, tmp_path):
     with pytest.raises(EnvironmentUnavailable, match="nothing.txt"):
         start(dockerfile(tmp_path / "bad", "COPY nothing.txt /repo/"))
     (tmp_path / "none").mkdir()
-    with pytest.raises(EnvironmentUnavailable, match="no Dockerfile"):
+    with pytest.raises(EnvironmentUnavailable, match="Dockerfile"):
         start(Environment(build=tmp_path / "none"))
 
 
@@ -177,7 +177,7 @@ def test_image_without_python_is_reported(engine, tmp_path):
     (folder / "root" / "bin" / "sh").write_bytes(Path("/bin/sh").read_bytes())
     (folder / "root" / "bin" / "sh").chmod(0o755)
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY root /\n")
-    with pytest.raises(EnvironmentUnavailable, match=r"no Python 3\.9 or newer"):
+    with pytest.raises(EnvironmentUnavailable, match=r"Python 3\.9"):
         start(environment)
 
 

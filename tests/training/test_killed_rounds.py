@@ -130,5 +130,5 @@ def test_tasks_that_a_query_chooses_are_trained_on_in_whole_runs(tmp_path, base,
     names = {f"small-train-{number:05d}" for number in (5, 6, 7)}
     assert {r["task_id"] for r in rows(lake, "rl_samples")} <= names
     prepared(tmp_path, base, "unsolved", tasks_from='"mixed_tasks"', steps="2", save_steps="2")
-    with pytest.raises(BadData, match="mixed_tasks has no row"):
+    with pytest.raises(BadData, match="etpi sql mixed_tasks"):
         make(tmp_path, lake, "rl_checkpoint", "unsolved")

@@ -99,7 +99,7 @@ def test_every_published_request_asks_for_the_programs_that_earn_its_reward_and_
         assert (WHY_UNPROVEN in task.payload) == (verbs == {"docker"})
         times_requested.update(verbs)
     assert set(times_requested) == set(REWARDED) and min(times_requested.values()) >= len(tasks) / 10
-    with pytest.raises(ValueError, match="params.requests is 'all'; one of files, published"):
+    with pytest.raises(ValueError, match=r"params\.requests .*'all'; .*files, published"):
         list(FAMILY.load("s", 0, {"requests": "all"}))
 
 
