@@ -333,7 +333,7 @@ def test_a_template_without_later_system_messages_stops_before_the_first_attempt
     from etpi_resources.chat.format import load_chat_format
 
     load_chat_format.cache_clear()
-    with pytest.raises(EngineUnavailable, match="own .*'tiny'"):
+    with pytest.raises(EngineUnavailable, match="custom .*'tiny'"):
         world.collect("later_system = true")
     load_chat_format.cache_clear()
     assert not world.logs()

@@ -101,7 +101,7 @@ def test_settings_that_a_harness_cannot_keep_are_refused():
     assert RLSection.model_validate(values).agent.harness
     for change, words in (
         ({"repeatable": True}, r"rl\.repeatable"),
-        ({"rewards": [{"function": "outcome", "of": "agent"}]}, r"rewards"),
+        ({"rewards": [{"function": "outcome", "of": "agent"}]}, r"rl\.rewards: of = .agent"),
         ({"correction": "sequence_mask"}, 'helpers = "record"'),
         ({"importance_sampling_level": "sequence"}, 'helpers = "record"'),
     ):
