@@ -36,7 +36,7 @@ class Trained:
             row |= {"path": f"checkpoints/{identity}"}
             self.paths.append(row["path"])
             rows += [row | {"step": 5, "final": False}, row | {"step": 10, "final": True}]
-        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks)
+        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks=checks)
 
     def put_card(self, text: str) -> Path:
         """Publish a model card; return its file."""

@@ -423,7 +423,7 @@ def test_a_removal_stops_pushes_and_a_dead_one_is_taken_over(tmp_path, bucket):
     index.removing = Mark(by="ann@elsewhere:7", at=now.isoformat())
     assert bucket.swap_index(index, tag)
     for call in (lambda: push(lake, bucket), lambda: collect(bucket, timedelta(0), yes=True)):
-        with pytest.raises(LakeError, match="ann@elsewhere:7 .*etpi gc --remote --yes"):
+        with pytest.raises(LakeError, match="ann@elsewhere:7 "):
             call()
     index, tag = bucket.index()
     index.removing = Mark(by="ann@elsewhere:7", at=(now - timedelta(minutes=11)).isoformat())

@@ -124,7 +124,7 @@ def test_append_after_an_interrupted_one_overwrites_nothing(tmp_path, monkeypatc
 def test_journal_admits_one_process(tmp_path):
     with (
         Journal(tmp_path, "spec"),
-        pytest.raises(JournalError, match=f"journal .*{os.getpid()} "),
+        pytest.raises(JournalError, match=f" process {os.getpid()} "),
         Journal(tmp_path, "spec"),
     ):
         pass
