@@ -58,14 +58,14 @@ def test_nothing_is_found_in_clean_files(name, student, clean, tmp_path):
     assert 0 < report.label_tokens < report.tokens and sum(report.turns.values()) == report.label_tokens
 
 
-@pytest.mark.parametrize("form", ["trl.jsonl", "verl.parquet"])
-@pytest.mark.parametrize("kind", MESSAGE_FAULTS)
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [*(("trl.jsonl", kind) for kind in MESSAGE_FAULTS), ("verl.parquet", "no_tools"), ("verl.parquet", "syntax")],
+)
 def test_fault_of_messages_is_found_in_its_rows(kind, form, student, clean, tmp_path):
     for number in FAULTY:
         MESSAGE_FAULTS[kind](clean[number])
     if form == "verl.parquet":
-        if kind == "schemas":
-            pytest.skip("verl's schemas are JSON text")
         clean = verl_rows([{"tools": None, **row} for row in clean])
     report, kind = audit_file(write_rows(tmp_path / form, clean), student), kind.partition(" ")[0]
     assert kinds(report) == {kind: len(FAULTY)} and rows_of(report, kind) == set(FAULTY)

@@ -299,19 +299,12 @@ def test_results_of_anthropic_are_tool_messages_in_the_order_of_the_calls(tmp_pa
 # --- flags ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["weight", "train", "loss", "loss_mask", "loss_weight", "trainable"])
 @pytest.mark.parametrize(
-    ("value", "trained"),
+    ("key", "value", "trained"),
     [
-        (0, False),
-        (0.0, False),
-        (False, False),
-        ("false", False),
-        ([0, 0], False),
-        (1, True),
-        (1.0, True),
-        (True, True),
-        (None, True),
+        *((key, 0, False) for key in ("train", "loss", "loss_mask", "loss_weight", "trainable")),
+        *(("weight", value, False) for value in (0, 0.0, False, "false", [0, 0])),
+        *(("weight", value, True) for value in (1, 1.0, True, None)),
     ],
 )
 @pytest.mark.parametrize("form", ["messages", "conversations"])
