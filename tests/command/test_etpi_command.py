@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +18,7 @@ from etpi.dagster_home import SETTINGS, prepare_dagster_home
 from etpi_assets.exports import EXPORTS
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
 
@@ -149,9 +149,7 @@ def test_new_home_beside_a_lake_with_results_says_that_its_history_is_missing(tm
 
 @pytest.mark.slow
 def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "ETPI_DATA": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     log = (tmp_path / "log").open("w")
     words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]

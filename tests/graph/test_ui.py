@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -24,6 +23,7 @@ import pytest
 from tests.support.graph import write_spec
 from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
 from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.common.exceptions import WebDriverException  # noqa: E402
@@ -120,9 +120,7 @@ def page(tmp_path_factory, chromium):
         specs, "rollout_sets", "page_set", 'extends = "coop_tiny_shared_strong"\nsuite = "page_suite"\ntasks = "none"\n'
     )
     write_spec(specs, "experiments", "page", EXPERIMENT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(folder / "home"),

@@ -32,7 +32,8 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.lake import Lake, Ref
-from tests.support.real_harnesses import HARNESS
+from tests.support.graph import write_spec
+from tests.support.real_harnesses import HARNESS, write_harness
 from tests.support.small_lake import put
 from tests.support.waiting import until
 
@@ -64,21 +65,12 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root, self.lake, self.said = root, Lake(root / "lake"), list[str]()
         put(self.lake, "tasks", "little", {"tasks": task_table(TASKS).to_pylist()})
-        self.write("suites", "little", 'extends = "repo_fix_tiny"\n')
+        write_spec(self.root / "specs", "suites", "little", 'extends = "repo_fix_tiny"\n')
         self.folder = root / "harness"
-        self.folder.mkdir()
-        (self.folder / "harness.py").write_text(HARNESS)
-        for path in (self.folder, *self.folder.parents):
-            if path.is_relative_to("/tmp") and path != Path("/tmp"):
-                path.chmod(0o755)
-
-    def write(self, kind: str, name: str, text: str) -> None:
-        path = self.root / "specs" / kind / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_harness(self.folder)
 
     def collect(self, more: str = "", env: str = ""):
-        self.write("rollout_sets", "foreign", SPEC.format(folder=self.folder, more=more, env=env))
+        write_spec(self.root / "specs", "rollout_sets", "foreign", SPEC.format(folder=self.folder, more=more, env=env))
         resources = Resources(lake=self.lake, specs_folder=self.root / "specs")
         return raw_rollouts.execute("foreign", resources, log=self.said.append)
 
@@ -215,7 +207,12 @@ def test_a_harness_in_a_container_reaches_only_the_proxy(engine, world):
     reach = "import socket; s = socket.socket(); s.settimeout(1); sys.exit(9 * (s.connect_ex(('1.1.1.1', 80)) == 0))"
     (world.folder / "harness.py").write_text(HARNESS.replace("        sys.exit(0)", f"            {reach}"))
     spec = SPEC.format(folder=world.folder, more="", env="")
-    world.write("rollout_sets", "foreign", spec.replace('kind = "agent"', 'kind = "agent"\nsandbox = "docker"'))
+    write_spec(
+        world.root / "specs",
+        "rollout_sets",
+        "foreign",
+        spec.replace('kind = "agent"', 'kind = "agent"\nsandbox = "docker"'),
+    )
     resources = Resources(lake=world.lake, specs_folder=world.root / "specs")
     outcome = raw_rollouts.execute("foreign", resources, log=world.said.append)
     assert outcome.metadata["captures"] == {"native": 4}, outcome.metadata
@@ -237,7 +234,9 @@ def test_a_killed_run_loses_no_call_mixes_none_and_is_continued(world):
         "    for call in", "    import time; time.sleep(float(os.environ['PAUSE']))\n    for call in"
     )
     (world.folder / "harness.py").write_text(slow)
-    world.write("rollout_sets", "foreign", SPEC.format(folder=world.folder, more="", env=', PAUSE = "2"'))
+    write_spec(
+        world.root / "specs", "rollout_sets", "foreign", SPEC.format(folder=world.folder, more="", env=', PAUSE = "2"')
+    )
     run = subprocess.Popen([sys.executable, "-c", COLLECT, str(world.root)], start_new_session=True)
 
     def answered(log: Path) -> list[list[int]]:
@@ -317,7 +316,8 @@ def test_an_attempt_without_ids_stops_the_collection(world, monkeypatch):
     ],
 )
 def test_a_harness_that_is_not_installed_stops_before_the_first_attempt(world, name, why):
-    world.write(
+    write_spec(
+        world.root / "specs",
         "rollout_sets",
         "foreign",
         SPEC.format(folder=world.folder, more="", env="").replace("custom", name).replace('version = "1"', ""),

@@ -17,6 +17,7 @@ from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from tests.support.graph import write_spec
 from tests.support.loopback import SUBMITS, Loopback, echo_key, status
 from tests.support.small_lake import put
 
@@ -37,16 +38,16 @@ class World:
         self.root, self.server, self.said = root, server, list[str]()
         self.lake = Lake(root / "lake")
         put(self.lake, "tasks", "little", {"tasks": task_table(TASKS).to_pylist()})
-        self.write("suites", "little", 'extends = "coop_tiny_shared"\n')
-
-    def write(self, kind: str, name: str, text: str) -> None:
-        path = self.root / "specs" / kind / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_spec(self.root / "specs", "suites", "little", 'extends = "coop_tiny_shared"\n')
 
     def collect(self, engine: str, agent: str = ""):
         head = 'title = "t"\nkind = "live"\nsuite = "little"\nsplit = "train"\n'
-        self.write("rollout_sets", "few", f'{head}[engine]\nteacher = "t"\n{engine}\n[agent]\nmax_steps = 4\n{agent}\n')
+        write_spec(
+            self.root / "specs",
+            "rollout_sets",
+            "few",
+            f'{head}[engine]\nteacher = "t"\n{engine}\n[agent]\nmax_steps = 4\n{agent}\n',
+        )
         resources = Resources(lake=self.lake, specs_folder=self.root / "specs")
         return raw_rollouts.execute("few", resources, log=self.said.append)
 

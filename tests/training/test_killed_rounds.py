@@ -15,6 +15,7 @@ from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.lake import Lake
+from tests.support.real_harnesses import write_harness
 from tests.support.reinforcement import make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
 from tests.support.waiting import until
@@ -75,11 +76,7 @@ def base(tmp_path_factory) -> Path:
 
 
 def agent_with_harness(folder: Path) -> str:
-    folder.mkdir()
-    (folder / "harness.py").write_text(HARNESS)
-    for path in (folder, *folder.parents):
-        if path.is_relative_to("/tmp") and str(path) != "/tmp":
-            path.chmod(0o755)
+    write_harness(folder, HARNESS)
     harness = f'name = "custom", version = "1", folder = "{folder}", seconds = 60, helpers = "all", '
     harness += 'command = "python3 -B {folder}/harness.py {task_file}", env = {BASE = "{base_url}/v1", KEY = "{key}"}'
     return f"{{harness = {{{harness}}}, max_tokens = 12, temperature = 0.9}}"

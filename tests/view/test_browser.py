@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,6 +19,7 @@ from tests.support import viewed_lake
 from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
 from tests.support.viewed_lake import NAMES, SET, STUDY
 from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -40,9 +40,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     lake = viewed_lake.make(root / "data")
     viewed_lake.put_blame(lake)
     viewed_lake.build(lake, root / "etpi.duckdb")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "ETPI_DATA": str(root / "data"), "ETPI_CATALOG": str(root / "etpi.duckdb")}
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     line = [sys.executable, "-m", "etpi", "view", "--port", str(port)]
