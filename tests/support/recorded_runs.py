@@ -73,8 +73,9 @@ def pair_run(
         agents[agent] = {"feature_id": feature, "status": statuses[number], "error": errors[number]}
         head = {"repo": repo, "task_id": task, "feature_id": feature, "agent_id": agent, "model": "helmsman-2"}
         write(folder / f"agent{feature}_traj.json", {**head, "status": statuses[number], "messages": talk})
-    about = {"repo": repo, "task_id": task, "features": [1, 3], "model": "helmsman-2", "agents": agents}
-    write(folder / "result.json", {**about, "started_at": "2026-03-01T09:00:00.5", "duration_seconds": 61.5})
+    about = {"repo": repo, "task_id": task, "features": [1, 3], "model": "helmsman-2"}
+    times = {"started_at": "2026-03-01T09:00:00.5", "duration_seconds": 61.5}
+    write(folder / "result.json", {**about, **times, "agents": agents})
     if verdict is not None:
         write(folder / "eval.json", verdict)
     if conversation is not None:
@@ -89,8 +90,9 @@ def verdict(*, merge: str = "clean", passed: Sequence[bool] = (True, True), **mo
     }
     alone = {f"feature{i + 1}_independent": {"passed": True, "reason": None} for i in range(2)}
     base = {
-        "apply_status": {"agent1": "applied", "agent2": "applied"}, "both_passed": all(passed), "error": None,
-        "merge": {"status": merge, "strategy": "naive", "diff": ""}, "evaluated_at": "2026-03-01T10:00:00",
+        "apply_status": {"agent1": "applied", "agent2": "applied"},
+        "merge": {"status": merge, "strategy": "naive", "diff": ""}, "both_passed": all(passed), "error": None,
+        "evaluated_at": "2026-03-01T10:00:00",
     }  # fmt: skip
     return {**base, **features, **alone, **more}
 
