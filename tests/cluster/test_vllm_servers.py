@@ -125,7 +125,7 @@ def test_rollouts_go_on_without_a_dead_server_and_the_last_ones_end_is_the_error
 def test_servers_of_a_lost_node_end_and_the_reason_names_it(on_cluster: RayNodes, checkpoint: Path) -> None:
     program = ROOT / "tests" / "support" / "light_vllm.py"
     script = checkpoint.parent / "vllm"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {program} "$@"\n')
     script.chmod(0o755)
     on_cluster.add("box", gpus=2, address="127.0.0.5", environment={"ETPI_VLLM": str(script), "VLLM_API_KEY": VLLM_KEY})
     with closing(serve(checkpoint, options={"tensor-parallel-size": 2})) as servers:
