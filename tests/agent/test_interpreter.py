@@ -135,7 +135,7 @@ def test_published_program_that_does_not_end_says_so_and_nothing_else():
 
 
 def test_spec_offers_one_interpreter():
-    with pytest.raises(ValueError, match="one name in prompts"):
+    with pytest.raises(ValueError, match=r"agent\.tools: "):
         AgentSection(tools=("code_interpreter", "code_interpreter_published"))
 
 

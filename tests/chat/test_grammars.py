@@ -69,8 +69,9 @@ def test_vocabulary_without_think_tokens_is_masked(name: str) -> None:
         assert torch.isinf(logits[0, chat.end_id]), "a turn cannot end within the block"
         state.consume(token)
     assert state.finished
-    with pytest.raises(RuntimeError, match="forbids"):
-        masks.start(ThinkGrammar.of()).consume(chat.encode("STATE")[0])
+    outside = chat.encode("STATE")[0]
+    with pytest.raises(RuntimeError, match=f"token {outside} "):
+        masks.start(ThinkGrammar.of()).consume(outside)
 
 
 def test_the_block_of_the_reference_is_one() -> None:
@@ -87,9 +88,9 @@ def test_grammar_begins_at_end_of_prompt(name: str) -> None:
     assert grammar.after(plain, chat).opening == "<think>\n"
     assert grammar.after([*plain, *chat.encode("<think>\n")], chat).opening == ""
     assert grammar.after([*plain, *chat.encode("<think>")], chat).opening == "\n"
-    with pytest.raises(ValueError, match="close the think block.*enable_thinking = true"):
+    with pytest.raises(ValueError, match="enable_thinking = true"):
         grammar.after([*plain, *chat.encode("<think>\n\n</think>\n\n")], chat)
-    with pytest.raises(ValueError, match="expected '<think>"):
+    with pytest.raises(ValueError, match=re.escape(r"'<think>\nSo:'")):
         grammar.after([*plain, *chat.encode("<think>\nSo:")], chat)
 
 
@@ -116,7 +117,7 @@ def test_agent_section_sets_the_grammar() -> None:
     off = AgentSection.model_validate({"grammar": "none"})
     assert off == AgentSection() and "grammar" not in off.identity()
     assert asked.identity()["grammar"] == {"slots": ["PLAN"], "max_chars": 80}
-    with pytest.raises(ValueError, match="bounds STEP"):
+    with pytest.raises(ValueError, match="max_chars .*STEP.*STATE, ACTION, EXPECT"):
         AgentSection.model_validate({"grammar": {"max_chars": {"STEP": 1}}})
     scripted = {"title": "x", "kind": "live", "suite": "s", "engine": {"kind": "scripted", "teacher": "t"}}
     with pytest.raises(ValueError, match=r"agent\.grammar"):

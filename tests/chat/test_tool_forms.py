@@ -112,7 +112,7 @@ def test_markdown_form_carries_bash_commands_only(command: str) -> None:
         return
     (call,) = FORMS["markdown"].parse(FORMS["markdown"].render([Call("bash", {"command": command})]))
     assert call == Call("bash", {"command": command})
-    with pytest.raises(ValueError, match="only a bash command"):
+    with pytest.raises(ValueError, match="not Read"):
         FORMS["markdown"].render([Call("Read", {"path": command})])
 
 
@@ -155,14 +155,14 @@ def test_turn_is_part_of_rendering_and_its_parser_reads_it_back(
 
 @pytest.mark.parametrize("name", ["lfm2_v2"])
 def test_error_of_unknown_form_shows_rendered_call_and_tried_forms(name: str) -> None:
-    with pytest.raises(UnknownToolForm, match=r"writes a call as .*run_probe.*tried hermes, qwen_xml"):
+    with pytest.raises(UnknownToolForm, match=r"run_probe.*hermes, qwen_xml"):
         TemplateForm.probe(template(name), name)
 
 
 def test_template_without_calls_rejects_structured_call() -> None:
     probed = TemplateForm.probe(template("deepseek_r1_distill"), "deepseek_r1_distill")
     assert probed.form is None
-    with pytest.raises(UnknownToolForm, match="writes no tool call"):
+    with pytest.raises(UnknownToolForm, match="'deepseek_r1_distill'"):
         probed.turn("", [Call("bash", {"command": "ls"})], None, template("deepseek_r1_distill"))
 
 

@@ -19,7 +19,7 @@ from tests.support import light_vllm, machines
 from tests.support.cluster_runs import EXPERIMENT, Runs, write_specs
 from tests.support.cluster_services import CORES, ClusterServices
 from tests.support.fake_vllm import write_fake_vllm
-from tests.support.ray_nodes import CONNECTED, RayNodes, connected
+from tests.support.ray_nodes import CONNECTED, ROOT, RayNodes, connected
 
 VLLM_KEY = "the key of the servers"
 VARIABLE = "ETPI_TEST_CLUSTER"
@@ -59,8 +59,8 @@ def services():
 def vllm_programs(folder: Path) -> Path:
     """Write a program that takes the place of `vllm`: for a model with a file `light` one that only lists it."""
     real, program = write_fake_vllm(folder / "stand_in"), folder / "vllm"
-    light = f"{shlex.quote(sys.executable)} {shlex.quote(light_vllm.__file__)}"
-    program.write_text(f'#!/bin/sh\n[ -e "$2/light" ] && exec {light} "$@"\nexec {shlex.quote(str(real))} "$@"\n')
+    light = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} {shlex.quote(light_vllm.__file__)}"
+    program.write_text(f'#!/bin/sh\n[ -e "$2/light" ] && {light} "$@"\nexec {shlex.quote(str(real))} "$@"\n')
     program.chmod(0o755)
     return program
 

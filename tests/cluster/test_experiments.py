@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import lakes
 from tests.support.cluster_runs import EXPERIMENT
-from tests.support.cluster_services import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 

@@ -27,6 +27,7 @@ from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.graph import write_spec
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -64,13 +65,6 @@ def own_key() -> str | None:
     return os.environ.get("TEACHER_KEY")
 
 
-def wait_until(condition, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_calls_use_every_slot_of_every_node(on_cluster):
     with ClusterExecutor(log=lambda line: None) as executor:
         calls = [future.result() for future in [executor.submit(hold, 0.5) for _ in range(16)]]
@@ -91,7 +85,7 @@ def test_calls_of_a_killed_node_run_again(on_cluster):
     with ClusterExecutor(log=lambda line: None) as executor:
         assert sum(executor.places.values()) == 6
         futures = [executor.submit(hold, 0.2) for _ in range(60)]
-        wait_until(lambda: on_cluster.pids("three", "ray::CallWorker.call"))
+        until(lambda: on_cluster.pids("three", "ray::CallWorker.call"))
         on_cluster.kill("three", "raylet/raylet")
         assert len([future.result() for future in futures]) == 60
 
@@ -99,7 +93,7 @@ def test_calls_of_a_killed_node_run_again(on_cluster):
 def test_call_that_kills_its_workers_is_the_error(on_cluster):
     with (
         ClusterExecutor(WorkerKind(tries=2), log=lambda line: None) as executor,
-        pytest.raises(WorkersDied, match="2 workers died under the same call, the last on node"),
+        pytest.raises(WorkersDied, match="2 workers .* node"),
     ):
         executor.submit(die, 1).result()
 
@@ -117,7 +111,7 @@ def test_node_with_other_code_is_refused(on_cluster):
         futures = [executor.submit(hold, 0.0) for _ in range(3)]
         wait(futures)
     for future in futures:
-        with pytest.raises(OtherCode, match=rf"node .* \(hash {code_hash()}\) than this run \({'0' * 16}\). Install"):
+        with pytest.raises(OtherCode, match=rf"node .* \(hash {code_hash()}\) .*\({'0' * 16}\)"):
             future.result()
 
 
@@ -136,7 +130,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
 
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
-    with pytest.raises(BackendError, match="no node of the Ray cluster offers etpi_nothing"):
+    with pytest.raises(BackendError, match=" etpi_nothing"):
         ClusterExecutor(WorkerKind(resource="etpi_nothing"))
 
 
@@ -219,14 +213,12 @@ def test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads(on_clust
         lines = [file.read_bytes() for file in journals.rglob("journal-*.jsonl")]
         return [line for line in b"".join(lines).splitlines(keepends=True) if line.endswith(b"\n")]
 
-    wait_until(lambda: len(finished()) >= 5 or step.poll() is not None, 60)
+    until(lambda: len(finished()) >= 5 or step.poll() is not None, 60)
     step.send_signal(signal.SIGKILL)
     step.wait()
     kept = len(finished())
     assert 5 <= kept < 2 * TASKS
-    wait_until(
-        lambda: not any(on_cluster.pids(name, text) for name in ("one", "two") for text in ("CallWorker", "bwrap"))
-    )
+    until(lambda: not any(on_cluster.pids(name, text) for name in ("one", "two") for text in ("CallWorker", "bwrap")))
     log: list[str] = []
     assert not raw_rollouts.execute("little", resources, log=log.append).manifest.blocked
     assert any("rollouts run on 2 nodes, 4 at once" in line for line in log), log

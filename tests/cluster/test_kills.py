@@ -17,7 +17,8 @@ import pytest
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support import lakes
 from tests.support.cluster_runs import MANY, Runs
-from tests.support.cluster_services import ClusterServices, until
+from tests.support.cluster_services import ClusterServices
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 BEGUN = 12
@@ -130,10 +131,7 @@ def test_step_killed_while_its_version_is_published(collection, services, runs, 
     step = next(m for m in services.workers if services.running(m, "execute_step"))
     pids = [pid for pid, line in step.processes().items() if "execute_step" in line]
     staging = shared_lake / ".staging"
-    deadline = time.monotonic() + 300
-    while not any(staging.glob("*/*rollouts*")):
-        assert time.monotonic() < deadline and not runs.has_ended(collection.run)
-        time.sleep(0.002)
+    until(lambda: any(staging.glob("*/*rollouts*")), 300, every=0.002)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", f"many_{collection.name}")) is None, "too late"

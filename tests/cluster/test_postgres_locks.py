@@ -209,7 +209,7 @@ def test_removal_that_lost_the_lake_removes_nothing(lake, postgres_server):
         plan = plan_garbage(lake, KEEP_NOTHING, LATER)
         assert plan
         postgres_server.end_sessions()
-        with pytest.raises(LockLost, match="the lock on the lake"):
+        with pytest.raises(LockLost, match=" the lake "):
             carry_out(lake, plan)
     assert all(part.path.exists() for part in plan)
 
@@ -235,7 +235,7 @@ def test_commands_that_remove_work_on_a_cluster(lake, monkeypatch, capsys):
     publish(lake, Ref("tito_pairs", "experiment", "other"), rows=4)
     with (
         lake_of_another_node(lake).hold(lake.root / "locks" / "lake.lock", shared=True),
-        pytest.raises(LakeBusy, match=f"process {os.getpid()} on {socket.gethostname()}"),
+        pytest.raises(LakeBusy, match=f"{os.getpid()} .*{socket.gethostname()}"),
     ):
         remove([("experiment", "other")], yes=True)
     assert remove([("experiment", "other")], yes=True) == 0
@@ -247,7 +247,7 @@ def test_journal_whose_lock_was_lost_takes_no_rollout(lake, postgres_server):
     folder = lake.scratch("rollouts/set/code")
     with Journal(folder, "spec") as journal:
         journal.append(made(TASKS[0], 0))
-        with pytest.raises(JournalError, match="open in another process"), Journal(folder, "spec"):
+        with pytest.raises(JournalError, match=f"{os.getpid()} .*{socket.gethostname()}"), Journal(folder, "spec"):
             pass
         postgres_server.end_sessions()
         with Journal(folder, "spec") as next_holder:

@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.support.lakes import journaled
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.ray_nodes import NEEDS_RAY, RayNodes, command_line
 from tests.support.small_specs import DATA_ALONE, write_small_specs
+from tests.support.waiting import until
 from tests.support.web_server import free_port
 
 pytestmark = [pytest.mark.slow, NEEDS_RAY]
@@ -89,7 +89,7 @@ class Site:
             run = instance.get_run_by_id(run_id)
             return run.status.value if run and run.is_finished else None
 
-        return waited(status, f"run {run_id} did not end", lambda: self.told(run_id))
+        return until(status, SECONDS, lambda: self.told(run_id))
 
     def told(self, run_id: str) -> str:
         lines = [f"{entry.step_key}: {entry.message}" for entry in self.events(run_id)]
@@ -171,7 +171,7 @@ def test_lost_node_has_its_step_run_again_on_another(site: Site) -> None:
     def begun() -> str | None:
         return (site.nodes_of(run, "tasks") or [None])[0]
 
-    first = waited(begun, "the step tasks did not begin", lambda: site.told(run))
+    first = until(begun, SECONDS, lambda: site.told(run))
     site.ray.end(first)
     assert site.ended(run) == "SUCCESS", site.told(run)
     assert {first, *site.nodes_of(run, "tasks")} == {"a", "c"}  # the other node with sandboxes
@@ -209,7 +209,7 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
             stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     try:
-        waited(lambda: b"experiment_inputs: on node" in printed.read_bytes(), "no step began", printed.read_text)
+        until(lambda: b"experiment_inputs: on node" in printed.read_bytes(), SECONDS, printed.read_text)
         os.killpg(etpi.pid, signal.SIGINT)  # as a terminal does
         assert etpi.wait(timeout=120) == 130, printed.read_text()
     finally:
@@ -232,7 +232,7 @@ def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_proce
     prepared = site.launched_from_page("prepare_suite", "little", ["suite_spec", "tasks"])
     assert site.ended(prepared) == "SUCCESS", site.told(prepared)
     run = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])
-    waited(lambda: journaled(site.lake, "many"), "no rollout ended", lambda: site.told(run))
+    until(lambda: journaled(site.lake, "many"), SECONDS, lambda: site.told(run))
     answer = ask(site.page, TERMINATE, run=run)["terminateRun"]
     assert answer["__typename"] == "TerminateRunSuccess", answer
     assert site.ended(run) == "CANCELED"
@@ -249,7 +249,7 @@ def _no_process_is_left(site: Site) -> None:
         pids = [pid for name in ("head", "a", "b", "c") for word in LEFT for pid in site.ray.pids(name, word)]
         return [command_line(pid) for pid in pids]
 
-    waited(lambda: not left(), "processes are left", lambda: "\n".join(left()))
+    until(lambda: not left(), SECONDS, left)
 
 
 def _jobs(site: Site) -> str:
@@ -275,7 +275,7 @@ def _page(site: Site) -> Any:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         try:
-            waited(lambda: _answers(site.page), "the page did not start")
+            until(lambda: _answers(site.page), SECONDS)
             yield
         finally:
             process.terminate()
@@ -299,12 +299,3 @@ def ask(url: str, query: str, **variables: Any) -> Any:
         told = json.load(answer)
     assert "errors" not in told, told
     return told["data"]
-
-
-def waited(get: Callable[[], Any], problem: str, why: Callable[[], str] = str) -> Any:
-    """Return the first true value of `get`."""
-    deadline = time.monotonic() + SECONDS
-    while not (value := get()):
-        assert time.monotonic() < deadline, f"{problem}\n{why()}"
-        time.sleep(0.3)
-    return value

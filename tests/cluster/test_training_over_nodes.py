@@ -139,9 +139,7 @@ def test_killed_rank_ends_all_and_the_next_run_continues_to_the_same_result(node
     killer = threading.Thread(target=kill_second, daemon=True)
     killer.start()
     began = time.monotonic()
-    with pytest.raises(
-        WorkerFailed, match=r"(?s)rank 1 of 2, on node .* \(127.0.0.\d, \w+\), was killed by SIGKILL.*Last lines of"
-    ):
+    with pytest.raises(WorkerFailed, match=r"(?s)rank 1 of 2, .* \(127.0.0.\d, \w+\), .*SIGKILL"):
         run_worker(sft_worker.MODULE, config, folder, SftWorkerResult, processes=2, echo=None)
     killer.join()
     assert seen["open"] == [] and not ranks_running() and time.monotonic() - began < 60

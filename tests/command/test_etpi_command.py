@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +17,8 @@ from etpi import cli, commands, errors
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
 from etpi_assets.exports import EXPORTS
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
 
@@ -83,7 +83,7 @@ def test_expected_error_is_one_message(capsys):
 
 def test_unexpected_error_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(errors, "ExpectedError", LookupError)
-    with pytest.raises(Exception, match="there is no experiment"):
+    with pytest.raises(Exception, match="'plan_first_tinny'"):
         cli.main(["run", "plan_first_tinny"])
 
 
@@ -126,7 +126,7 @@ def test_settings_of_an_existing_home_are_kept(tmp_path: Path, monkeypatch):
 def test_unwritable_home_names_the_remedy(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export DAGSTER_HOME="):
+    with pytest.raises(LakeError, match="file/home .*export DAGSTER_HOME="):
         prepare_dagster_home()
 
 
@@ -149,9 +149,7 @@ def test_new_home_beside_a_lake_with_results_says_that_its_history_is_missing(tm
 
 @pytest.mark.slow
 def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "ETPI_DATA": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     log = (tmp_path / "log").open("w")
     words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]
@@ -163,28 +161,23 @@ def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path
         words, cwd=tmp_path, env=environment, stdout=log, stderr=log, preexec_fn=hear_interrupts
     ) as server:
         try:
-            assert _locations(port, deadline=time.monotonic() + 120) == ["etpi"], (tmp_path / "log").read_text()
+            errors = (urllib.error.URLError, ConnectionError, TimeoutError)
+            locations = until(lambda: _locations(port), 120, (tmp_path / "log").read_text, 0.5, errors)
+            assert locations == ["etpi"]
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(60)
     assert (tmp_path / ".dagster_home/dagster.yaml").is_file()
 
 
-def _locations(port: int, deadline: float) -> list[str]:
-    """The names of the page's code locations, once it answers and has loaded them."""
+def _locations(port: int) -> list[str]:
+    """The names of the page's code locations, [] until it has loaded them."""
     query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
     address, body = f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode()
-    while time.monotonic() < deadline:
-        try:
-            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes")
-            if nodes:
-                return [node["location"]["name"] for node in nodes]
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            pass
-        time.sleep(0.5)
-    return []
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes", [])
+    return [node["location"]["name"] for node in nodes]
 
 
 def test_page_of_another_home_is_refused_because_dagster_reads_the_env_file_first(tmp_path, monkeypatch):
@@ -196,7 +189,7 @@ def test_page_of_another_home_is_refused_because_dagster_reads_the_env_file_firs
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "mine"))
     monkeypatch.setenv("ETPI_SHIPPED", "demo")
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "theirs"}"\n')
-    with pytest.raises(LakeError, match=r"\.env sets DAGSTER_HOME=.*theirs.*not those of .*mine"):
+    with pytest.raises(LakeError, match=r"\.env .*DAGSTER_HOME=.*theirs.*mine"):
         commands.serve_page("127.0.0.1", 1, [])
     assert not started
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "mine"}"\n')

@@ -290,5 +290,3 @@ def test_folders_without_tasks_and_unfit_interpreters_are_refused(
     assert cli.main(["init", "--tasks", "repo", "--yes"]) == 1
     assert "no commit makes a task" in capsys.readouterr().err
     assert not (tmp_path / "specs").exists()
-    with pytest.raises(SpecError, match="there is nothing there"):
-        tasks.kind_of(tmp_path / "absent")

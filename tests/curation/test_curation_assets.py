@@ -175,7 +175,7 @@ def test_imported_ids_of_another_vocabulary_raise_if_the_spec_names_it(curation)
     base = '[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "native"\n'
     top = 'title = "e"\nrollout_sets = ["recorded"]\nselect.min_reward = "none"\n'
     curation.write("experiments", "recorded_native", top + base)
-    with pytest.raises(SpecError, match=r"ids of 'tiny', the student reads 'qwen3'"):
+    with pytest.raises(SpecError, match="'tiny'.*'qwen3'"):
         curation.failures("recorded_native")
 
 

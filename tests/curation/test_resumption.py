@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from etpi_assets.trajectories import tables as trajectory_tables
 from etpi_resources.lake.lake import Ref
 from etpi_resources.process.pool import WORKERS_VARIABLE
 from tests.support.curation import SUITE, CurationLake
+from tests.support.waiting import until
 
 STEPS = (
     ("raw_rollouts", "good"),
@@ -145,7 +145,4 @@ def _bytes(world: CurationLake, table: str) -> list[bytes]:
 
 def _wait_for_the_end_of(pids: list[int]) -> None:
     assert len(pids) >= 2, "there were worker processes"
-    end = time.monotonic() + 30
-    while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 30)

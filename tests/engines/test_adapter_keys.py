@@ -44,14 +44,14 @@ def test_adapter_of_a_wrapped_base_is_served_under_the_names_of_its_weights(tmp_
     copy = served_adapter(trained, wrapped, folder_hash(trained), tmp_path / "copy")
     assert copy == tmp_path / "copy" and (copy / "adapter_config.json").is_file()
     assert list(load_file(copy / WEIGHTS)) == [KEY.replace("model.layers", "model.language_model.layers")]
-    with pytest.raises(EngineUnavailable, match="is not the adapter that was trained"):
+    with pytest.raises(EngineUnavailable, match=f"{trained} .* .another.;"):
         served_adapter(trained, wrapped, "another", tmp_path / "copy")
 
 
 def test_adapter_that_no_weight_of_the_base_belongs_to_is_refused(tmp_path):
     trained = adapter(tmp_path / "adapter")
     other = base(tmp_path / "base", "transformer.h.0.mlp.weight")
-    with pytest.raises(EngineUnavailable, match=r"model\.language_model\.layers\.0\.mlp\.up_proj.*serve it merged"):
+    with pytest.raises(EngineUnavailable, match=r"model\.language_model\.layers\.0\.mlp\.up_proj"):
         served_adapter(trained, other, None, tmp_path / "copy")
 
 

@@ -150,7 +150,7 @@ def test_answer_without_ids_raises_with_the_remedy(server, request_kind, missing
 
 def test_server_that_truncates_prompts_is_refused(server):
     server.prompt_of = lambda body: body["prompt"][2:]
-    with pytest.raises(EngineUnavailable, match="truncation"):
+    with pytest.raises(EngineUnavailable, match="8 ids.* 10 "):
         vllm(server).complete([ask()])
 
 
@@ -165,9 +165,9 @@ def test_answer_without_a_choice_is_retried(only):
 @pytest.mark.parametrize(
     ("only", "message"),
     [
-        ("ids of another text", "ids that are not those of its text"),
-        ("ids beyond the vocabulary", "but the vocabulary has"),
-        ("another model", "'somebody-else' answered"),
+        ("ids of another text", "r0/s"),
+        ("ids beyond the vocabulary", "13 to 1031.* 1024"),
+        ("another model", "'somebody-else'"),
     ],
 )
 def test_answer_that_is_not_the_models_is_refused(only, message):
@@ -211,7 +211,7 @@ def test_reload_weights_loads_them_and_clears_the_prefix_cache_or_raises(server)
     loaded = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
     assert server.seen == [("/collective_rpc", loaded), ("/reset_prefix_cache", {})]
     server.answer = lambda path, body: {"success": False}
-    with pytest.raises(EngineUnavailable, match="request is under way"):
+    with pytest.raises(EngineUnavailable, match=server.url):
         reload_weights(endpoints(server), Path("/weights"))
     for fault in (status(404), status(500, "no such file")):
         server.always = fault
@@ -408,13 +408,13 @@ def test_status_that_every_request_would_get_stops_the_collection(server, code):
 def test_prompt_of_ids_beyond_the_vocabulary_is_refused(server, token):
     engine, answer = vllm(server, request="chat"), server.answer
     server.answer = lambda path, body: answer(path, body) | {"prompt_token_ids": [1, token]}
-    with pytest.raises(RuntimeError, match="but the vocabulary has"):
+    with pytest.raises(RuntimeError, match=f"{token} .* 1024$|{token}, .* 1024$"):
         engine.complete([ask()])
 
 
 def test_redirect_names_the_address(server):
     server.always = lambda handler: handler.reply(308, None, location="https://host/v2/chat/completions")
-    with pytest.raises(EngineUnavailable, match="moved to https://host/v2;"):
+    with pytest.raises(EngineUnavailable, match="https://host/v2;"):
         hosted(server).complete([ask()])
     server.always = lambda handler: handler.reply(302, None, location="data:,x")
     with pytest.raises(RuntimeError, match="no address"):
@@ -435,7 +435,7 @@ def test_request_that_is_over_a_quota_by_itself_is_given_up(server, monkeypatch)
         return answer(path, body)
 
     server.answer = limited
-    with pytest.raises(RuntimeError, match="5 tries, while others") as caught:
+    with pytest.raises(RuntimeError, match="429 .*5 tries, ") as caught:
         engine.complete([ask()])
     assert not isinstance(caught.value, EngineUnavailable)
 

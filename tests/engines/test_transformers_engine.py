@@ -235,7 +235,7 @@ def test_engine_has_a_fingerprint_and_refuses_requests_after_close(folder: Path)
     assert engine.fingerprint() == {"engine": "transformers", "model": "sft-0123456789ab", "dtype": "float32"}
     engine.close()
     engine.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match="sft-0123456789ab"):
         engine.complete([_request("late", [1, 2])])
 
 
@@ -329,7 +329,7 @@ def test_mask_of_the_qwen3_vocabulary_forbids_padding_and_control_ids():
         state.consume(output[-1])
     assert re.fullmatch(BOUNDED.pattern(), chat.decode(output))
     assert [i for i in output if i in chat.special_ids] == [chat.think_open_id, chat.think_close_id]
-    with pytest.raises(RuntimeError, match="forbids"):
+    with pytest.raises(RuntimeError, match=f"token {chat.end_id} "):
         masks.start(BOUNDED).consume(chat.end_id)
 
 

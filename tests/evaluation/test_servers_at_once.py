@@ -27,24 +27,19 @@ from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 # It answers once a second server has started.
 PROGRAM = f"""#!{sys.executable}
-import json, os, pathlib, sys, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import json, os, pathlib, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.support.web_server import WebServer
 folder, options = pathlib.Path(sys.argv[2]), dict(zip(sys.argv[3::2], sys.argv[4::2]))
 (folder.parent / (folder.name + ".started")).touch()
 while len([*folder.parent.glob("*.started")]) < 2:
     time.sleep(0.01)
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.reply({{"data": [{{"id": options["--served-model-name"], "root": str(folder)}}]}})
-    def do_POST(self):
-        self.reply({{"tokens": json.loads(os.environ["PROBE_IDS"])}})
-    def reply(self, answer):
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.end_headers()
-        self.wfile.write(data)
-HTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
+models = {{"data": [{{"id": options["--served-model-name"], "root": str(folder)}}]}}
+tokens = {{"tokens": json.loads(os.environ["PROBE_IDS"])}}
+def respond(request):
+    request.reply(200, models if request.command == "GET" else tokens)
+with WebServer(respond, int(options["--port"])):
+    signal.pause()
 """
 CHAT = load_chat_format("tiny")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from tests.support.curation import CurationLake
 from tests.support.own_runs import ANSWER, TOOLS, write_runs
-from tests.support.students import FAMILIES, VERL_SFT, Family, byte_tokenizer, read_by, trl_template
+from tests.support.students import FAMILIES, VERL_SFT, Family, byte_tokenizer, read_by
 
 SET = 'title = "mine"\nkind = "imported"\npath = "PATH"\n'
 EXPERIMENT = """title = "mine"
@@ -41,9 +41,7 @@ strip_think = STRIP
 [gates]
 override = {skip_rate = "One run of three is cut.", turns_lost = "One run of three is cut."}
 """
-QWEN2_5 = Family(
-    lambda: trl_template("qwen2_5"), FAMILIES["qwen3"].control, None, "<|im_end|>", FAMILIES["qwen3"].config
-)
+QWEN2_5 = replace(FAMILIES["qwen3"], template="qwen2_5")
 NUMBER = 10**30
 """More than 64 bits."""
 
@@ -192,7 +190,7 @@ def test_verl_reads_rows_with_and_without_tools(tmp_path: Path) -> None:
 
 
 def test_template_that_does_not_read_verls_columns_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no row .* 1 conversations whose columns"):
+    with pytest.raises(SpecError, match=" 1 conversations .*export trl"):
         exported(tmp_path, FAMILIES["gemma4"], runs()[:1], "verl_sft")
 
 

@@ -36,7 +36,7 @@ class Trained:
             row |= {"path": f"checkpoints/{identity}"}
             self.paths.append(row["path"])
             rows += [row | {"step": 5, "final": False}, row | {"step": 10, "final": True}]
-        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks)
+        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks=checks)
 
     def put_card(self, text: str) -> Path:
         """Publish a model card; return its file."""
@@ -118,7 +118,7 @@ def test_no_checkpoint_a_missing_card_and_a_changed_one_are_refused(trained, tmp
     with pytest.raises(MissingInput, match="model_card"):
         trained.export("model")
     path = trained.put_card("# first\n")
-    with pytest.raises(LakeError, match="trains nothing"):
+    with pytest.raises(LakeError, match=r"train\.method and rl\.method"):
         trained.export("model")
     trained.put("sft", _saved(tmp_path / "a", "sft"))
     path.write_text("# second\n")

@@ -145,20 +145,20 @@ def test_assets_in_a_cycle_are_refused(graph):
 
     _suite_asset(tasks)
     _suite_asset(raw_rollouts)
-    with pytest.raises(GraphError, match=r"tasks reads raw_rollouts; raw_rollouts reads tasks"):
+    with pytest.raises(GraphError, match="tasks .*raw_rollouts; raw_rollouts .*tasks"):
         list(graph)
 
 
 def test_an_asset_declared_twice_is_refused(graph):
     _suite_asset(tasks)
-    with pytest.raises(GraphError, match="tasks is declared twice"):
+    with pytest.raises(GraphError, match="asset tasks "):
         _suite_asset(tasks)
 
 
 def test_an_edge_from_an_experiment_back_to_a_suite_is_refused(graph):
     _suite_asset(tasks, set="experiment")
     _suite_asset(raw_rollouts)
-    with pytest.raises(GraphError, match=r"raw_rollouts.*one per suite.*tasks.*one per experiment"):
+    with pytest.raises(GraphError, match="raw_rollouts,.* suite,.* tasks,.* experiment"):
         list(graph)
 
 

@@ -344,7 +344,7 @@ def test_missing_input_names_the_commands(world):
 def test_invalid_and_unknown_specs(world):
     write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
     assert {s.state for s in _states(world, "broken").values()} == {"invalid"}
-    with pytest.raises(SpecError, match="Did you mean .first.. .*specs"):
+    with pytest.raises(SpecError, match="'first'.* .*specs"):
         _states(world, "furst")
     with pytest.raises(SpecError, match="sead: unknown key"):
         world.make("experiment_spec", "broken")
@@ -356,7 +356,7 @@ def test_invalid_and_unknown_specs(world):
 def test_reading_an_undeclared_input_is_refused(world):
     world.make_all()
     run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
-    with pytest.raises(LakeError, match="'base_checkpoint'.*no parameter"):
+    with pytest.raises(LakeError, match="'base_checkpoint'"):
         run.read("base_checkpoint", "checkpoints")
     with pytest.raises(LakeError, match="raw_rollouts.*'other'"):
         run.read("raw_rollouts", "turns", key="other")
@@ -407,9 +407,9 @@ def test_undeclared_tables_and_checks_are_refused(world):
         return type(produced)(produced.tables, [CheckOutcome("label_syntax", False, "wrong", blocking=False)])
 
     cases = (
-        (without_a_table, "returned tables", definition.checks),
-        (without_a_check, "reported checks", definition.checks),
-        (with_a_check_that_only_warns, "label_syntax does not block", ("label_syntax",)),
+        (without_a_table, r"\['pairs'\].*\['dropped', 'pairs'\]", definition.checks),
+        (without_a_check, r"\[\], .*\['sound'\]", definition.checks),
+        (with_a_check_that_only_warns, "label_syntax .*checks.toml", ("label_syntax",)),
     )
     for function, words, checks in cases:
         world.assets["tito_pairs"] = type(definition)(definition.node, function, checks)
@@ -442,7 +442,7 @@ def test_probe_that_was_never_made_is_refused_while_its_training_is_kept(world, 
     for name in ("tito_pairs", "upweighted_dataset"):
         world.make(name, "first")
     assert world.make("sft_checkpoint", "first").skipped
-    with pytest.raises(LakeError, match="sft_checkpoint is kept although its inputs changed; --rebuild"):
+    with pytest.raises(LakeError, match="sft_checkpoint .*--rebuild"):
         world.make("serving_probe", "first")
     world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"})
     world.make("rl_checkpoint", "first", rebuild={planner.ALL})

@@ -10,10 +10,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -24,6 +22,8 @@ import pytest
 
 from tests.support.graph import write_spec
 from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
+from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.common.exceptions import WebDriverException  # noqa: E402
@@ -61,16 +61,8 @@ format_exposure = 1
 
 def _wait(what: str, test: Callable[[], Any], seconds: float = 150) -> Any:
     """The first true answer; page elements come and go, so their errors are tried again."""
-    last: Exception | None = None
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if result := test():
-                return result
-        except (WebDriverException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
-            last = error
-        time.sleep(0.5)
-    raise TimeoutError(f"{what}: not within {seconds} s ({last})")
+    errors = (WebDriverException, urllib.error.URLError, ConnectionError, TimeoutError, AssertionError)
+    return until(test, seconds, what, 0.5, errors)
 
 
 class Page:
@@ -128,9 +120,7 @@ def page(tmp_path_factory, chromium):
         specs, "rollout_sets", "page_set", 'extends = "coop_tiny_shared_strong"\nsuite = "page_suite"\ntasks = "none"\n'
     )
     write_spec(specs, "experiments", "page", EXPERIMENT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(folder / "home"),

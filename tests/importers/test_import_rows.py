@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def commands(record: RolloutRecord) -> list[list[str]]:
     return [[action.command for action in turn.actions] for agent in record.agents for turn in agent.turns]
 
 
-@pytest.mark.parametrize("format", ROWS)
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "jsonl.gz", "jsonl.zst"])
+@pytest.mark.parametrize(
+    ("format", "kind"),
+    [*product(ROWS, ("jsonl", "parquet")), *(("messages", kind) for kind in ("json", "jsonl.gz", "jsonl.zst"))],
+)
 def test_every_row_format_is_found_in_every_kind_of_file(tmp_path: Path, format: str, kind: str) -> None:
     rows = [ROWS[format]] * 3
     path = tmp_path / "data" / f"train.{kind}"

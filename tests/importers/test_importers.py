@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.importers import count_found, import_runs
+from etpi_assets.importers import UnknownFormat, count_found, import_runs
 from etpi_assets.importers.cooperbench import outcome
 from etpi_assets.importers.source import to_utc
 from etpi_assets.tasks.family import RejectedInput
@@ -494,7 +494,7 @@ def test_format_is_detected_or_must_be_named(tmp_path: Path) -> None:
     ]
     assert detect(tmp_path) == "mini_swe_agent+cooperbench+swe_agent"
     assert sum(isinstance(item, RolloutRecord) for item in import_runs("auto", tmp_path)) == 3
-    with pytest.raises(ValueError, match="no known format"):
+    with pytest.raises(UnknownFormat):
         detect(tmp_path / "nothing")
     with pytest.raises(ValueError, match="'swe_agent'"):
         list(import_runs("sweagent", tmp_path))

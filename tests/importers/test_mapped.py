@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.importers import import_runs
+from etpi_assets.importers import UnknownFormat, import_runs
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from tests.support.rows import called, detect, write_lines
@@ -88,7 +88,7 @@ def test_bad_map_is_refused(tmp_path, columns):
 
 
 def test_unknown_rows_are_answered_with_values_and_a_map(tmp_path):
-    with pytest.raises(ValueError, match="no known format") as raised:
+    with pytest.raises(UnknownFormat) as raised:
         detect(write_lines(tmp_path / "a.jsonl", [NESTED]))
     text = str(raised.value)
     assert "id, conv, score (id = 7, conv = {" in text and "--map messages=conv.turns,role=from,text=value" in text
@@ -110,7 +110,7 @@ def _said(role: str, text: str) -> list[dict[str, str]]:
     ],
 )  # fmt: skip
 def test_prompts_beside_their_answers_or_without_any_are_told_apart(tmp_path, row, expected):
-    with pytest.raises(ValueError, match="no known format") as raised:
+    with pytest.raises(UnknownFormat) as raised:
         detect(write_lines(tmp_path / "a.jsonl", [row]))
     text = str(raised.value)
     assert expected in text

@@ -74,7 +74,7 @@ def test_only_training_tasks_without_a_sandbox_have_variants(tmp_path: Path):
     assert [task.task_id.partition("/7/f1_f2")[::2] for task in loaded] == [
         ("dspy_task", ""), ("harbor_task", ""), ("harbor_task", "~1"), ("harbor_task", "~2")
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="params.sandbox: a repository keeps the names"):
+    with pytest.raises(ValueError, match=r"params\.sandbox: .*cooperbench"):
         list(FAMILY.load("pool", 0, {**params, "sandbox": "docker"}))
 
 

@@ -112,10 +112,10 @@ def test_measured_variable_replaces_the_declared_one_and_levels_may_name_a_check
 def test_sweep_with_fewer_seeds_than_its_power_calculation_gives_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(to_toml({**sweep().model_dump(exclude_none=True), "seeds": [0, 1], "extra": 1}))
-    with pytest.raises(SpecError, match=r"mine.toml: extra: Extra inputs"):
+    with pytest.raises(SpecError, match="mine.toml: extra: "):
         sweeps.load(file)
     file.write_text(to_toml({**sweep().model_dump(exclude_none=True), "seeds": [0, 1]}))
-    with pytest.raises(SpecError, match=r"2 seeds are declared; the power calculation gives 3"):
+    with pytest.raises(SpecError, match="2 seeds .* 3"):
         sweeps.load(file)
 
 

@@ -60,7 +60,7 @@ def test_heads_copy_before_any_training():
 
 @pytest.mark.parametrize("size", [{"num_hidden_layers": 1}, {"num_key_value_heads": 1}])
 def test_model_too_small_for_copying_heads_is_refused(size):
-    with pytest.raises(ValueError, match="two layers and 3 heads"):
+    with pytest.raises(ValueError, match=" 3 heads"):
         put_copying_heads(_model(**size), seed=0)
 
 

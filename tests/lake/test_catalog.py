@@ -21,6 +21,7 @@ from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.catalog import CatalogBusy
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.manifest import DamagedFile
 from etpi_resources.lake.schemas import TABLES
 from tests.support import small_lake
 
@@ -406,14 +407,12 @@ time.sleep(float(sys.argv[2]))
 """
     writer = in_another_process(code, path, 60)
     assert path.with_name("etpi.duckdb.wal").exists()
-    with pytest.raises(
-        CatalogBusy, match=rf"open for writing.*{writer.pid}.*[Cc]lose that program.*-readonly etpi.duckdb"
-    ):
+    with pytest.raises(CatalogBusy, match=rf"{writer.pid}.*-readonly etpi\.duckdb"):
         build(lake, wait_seconds=0.3)
     assert path.stat().st_ino == before and not list(tmp_path.glob(".*building*"))
     writer.kill()
     writer.communicate()
-    with pytest.raises(CatalogBusy, match=r"etpi.duckdb.wal exists.*remove that file"):
+    with pytest.raises(CatalogBusy, match=r"etpi\.duckdb\.wal "):
         build(lake, wait_seconds=0)
     path.with_name("etpi.duckdb.wal").unlink()
     brief = in_another_process(code, path, 1)
@@ -434,7 +433,7 @@ def test_a_build_that_fails_or_died_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / ".etpi.duckdb.building").write_text("half a file of a process that was killed")
     file = lake.files(Ref("tasks", "suite", "coop"), "tasks")[0]
     file.rename(tmp_path / "kept")
-    with pytest.raises(LakeError, match="is missing"):
+    with pytest.raises(DamagedFile, match=r"suite=coop/version=.*/part-0\.parquet"):
         build(lake)
     with catalog.connect(path) as db:
         assert rows(db, "SELECT count(*) FROM metrics") == [(9,)]
@@ -485,7 +484,7 @@ def test_every_stored_type_has_a_duckdb_type() -> None:
 def test_a_file_with_the_name_of_a_schema_is_refused(tmp_path, name, is_refused):
     file = tmp_path / f"{name}.duckdb"
     if is_refused:
-        with pytest.raises(LakeError, match=rf"{name}\.duckdb has the name of the schema.*ETPI_CATALOG"):
+        with pytest.raises(LakeError, match=rf"{name}\.duckdb .*'{name}'.*ETPI_CATALOG"):
             catalog.refuse_other_file(file, ["tasks"])
     else:
         catalog.refuse_other_file(file, ["tasks"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import zlib
 from datetime import UTC, datetime, timedelta
@@ -195,7 +196,7 @@ def test_a_damaged_object_is_named_and_nothing_becomes_current(tmp_path, bucket)
     whole = bytes(obstore.get(bucket._store, path).bytes())
     for lie in (b"x" * 10, whole + b"x" * (1 << 20), whole[:-1] + b"x"):
         obstore.put(bucket._store, path, lie)
-        with pytest.raises(LakeError, match=f"{path} is damaged"):
+        with pytest.raises(LakeError, match=str(path)):
             pull(copy := Lake(tmp_path / "b"), bucket)
         assert copy.current(PAIRS) is None
         sizes = [file.stat().st_size for file in (copy.root / "scratch").rglob("*") if file.is_file()]
@@ -230,7 +231,7 @@ def test_a_file_that_is_damaged_here_is_not_pushed(tmp_path, bucket):
     lake = filled(tmp_path / "a")
     path = lake.root / lake.current(PAIRS).tables["turns"]["files"][0]["path"]
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(LakeError, match=f"{path.name} is damaged"):
+    with pytest.raises(LakeError, match=path.name):
         push(lake, bucket)
     assert bucket.index()[0] == Index()
 
@@ -296,7 +297,7 @@ def test_weights_stay_in_the_bucket_and_the_lake_verifies_and_pushes(tmp_path, b
 def test_versions_whose_weights_nobody_has_are_refused(tmp_path, bucket):
     lake = filled(tmp_path / "a")
     shutil.rmtree(lake.checkpoint_dir(with_weights(lake)))
-    with pytest.raises(LakeError, match="neither here nor in the bucket"):
+    with pytest.raises(LakeError, match="checkpoints/[0-9a-f]{16},"):
         push(lake, bucket)
     assert push(lake, bucket, (), Options(weights=False)).moved
 
@@ -348,7 +349,7 @@ def test_lines_that_are_none_of_the_journal_are_not_merged(tmp_path, bucket):
     def refuse(line, key):
         raise ValueError("another spec")
 
-    with pytest.raises(LakeError, match="no line of a journal"):
+    with pytest.raises(LakeError, match=" line 1 "):
         pull(copy, bucket, (), Options(check_line=refuse))
     assert not list(copy.root.glob("scratch/rollouts/*/*/journal-1.jsonl"))
 
@@ -381,7 +382,7 @@ def test_what_was_removed_on_one_side_returns_only_when_it_is_named(tmp_path, bu
 
 def test_removing_what_others_in_the_bucket_need_is_refused(tmp_path, bucket):
     push(filled(tmp_path / "a"), bucket)
-    for key, remedy in (("s", "needs"), ("nothing", "has nothing of")):
+    for key, remedy in (("s", "raw_rollouts/rollout_set=s/"), ("nothing", " nothing$")):
         with pytest.raises(LakeError, match=remedy):
             remove(bucket, [("rollout_set", key)], yes=True)
     remove(bucket, [("rollout_set", "s"), ("experiment", "plan_first"), ("experiment", "other")], yes=True)
@@ -423,7 +424,7 @@ def test_a_removal_stops_pushes_and_a_dead_one_is_taken_over(tmp_path, bucket):
     puts = bucket.requests["put"]
     assert bucket.swap_index(index, tag) and bucket.requests["put"] == puts + 1
     for call in (lambda: push(lake, bucket), lambda: collect(bucket, timedelta(0), yes=True)):
-        with pytest.raises(LakeError, match="ann@elsewhere:7 removes objects"):
+        with pytest.raises(LakeError, match="ann@elsewhere:7 "):
             call()
     index, tag = bucket.index()
     index.removing = Mark(by="ann@elsewhere:7", at=(now - timedelta(minutes=11)).isoformat())
@@ -539,14 +540,14 @@ def put_index(bucket: Bucket, text: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b"no index", zlib.compress(b"{}")])
 def test_an_index_that_is_none_is_refused(tmp_path, bucket, data):
     obstore.put(bucket._store, INDEX, data)
-    with pytest.raises(LakeError, match="refused"):
+    with pytest.raises(LakeError, match=r"p/index\.json\.gz "):
         pull(Lake(tmp_path / "b"), bucket)
 
 
 def test_an_index_that_grows_without_end_is_refused(tmp_path, bucket, monkeypatch):
     monkeypatch.setattr("etpi_resources.lake.exchange.bucket.MOST_BYTES", 1 << 20)
     put_index(bucket, b'{"format": 1, "x": "' + b" " * (2 << 20) + b'"}')
-    with pytest.raises(LakeError, match="refused"):
+    with pytest.raises(LakeError, match=r"p/index\.json\.gz "):
         pull(Lake(tmp_path / "b"), bucket)
 
 
@@ -575,14 +576,14 @@ def test_a_manifest_that_is_not_of_its_name_is_refused(tmp_path, bucket, change)
     obstore.put(bucket._store, name, data)
     index.units[name].files[name] = (len(data), hashlib.sha256(data).hexdigest())
     bucket.swap_index(index, tag)
-    with pytest.raises(LakeError, match="does not describe"):
+    with pytest.raises(LakeError, match=r"/manifest-[0-9a-f]{12}\.json "):
         pull(copy := Lake(tmp_path / "b"), bucket)
     assert copy.current(PAIRS) is None
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@b/p", "s3://b/p?sig=secret"])
 def test_an_address_with_a_key_is_refused(url):
-    with pytest.raises(LakeError, match="no keys"):
+    with pytest.raises(LakeError, match="AWS_ACCESS_KEY_ID"):
         Bucket(url)
 
 
@@ -628,7 +629,7 @@ def test_a_run_that_publishes_during_a_pull_is_not_overwritten(tmp_path, bucket,
 
     monkeypatch.setattr(bucket, "get", publishing)
     before = copy.current(OTHER)
-    with pytest.raises(LakeError, match="published while it was pulled"):
+    with pytest.raises(LakeError, match=re.escape(str(PAIRS))):
         pull(copy, bucket)
     assert copy.current(PAIRS).version == published[0] and copy.current(OTHER) == before
 
@@ -660,7 +661,7 @@ def test_a_mount_of_a_bucket_that_answers_link_with_eio_is_named(tmp_path, monke
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(LakeError, match="has no hard links"):
+    with pytest.raises(LakeError, match="/tito_pairs/turns/experiment=plan_first/version="):
         publish(Lake(tmp_path / "a"))
 
 

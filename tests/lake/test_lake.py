@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,9 +134,9 @@ def test_table_that_does_not_fit_its_schema_raises_with_all_mismatches(lake: Lak
     for words in ("table turns", missing, unknown, "'turn': expected int32, found string", "TABLES"):
         assert words in text
     assert lake.current(PAIRS) is None and not lake.refs()
-    with pytest.raises(SchemaMismatch, match="'no_such' is not in"):
+    with pytest.raises(SchemaMismatch, match="'no_such'"):
         lake.publish(PAIRS, {"no_such": turns(1)}, input_key="k", inputs={}, spec_hash="h")
-    with pytest.raises(SchemaMismatch, match=r"yields pyarrow\.RecordBatch, found dict"):
+    with pytest.raises(SchemaMismatch, match=r"pyarrow\.RecordBatch.* dict;"):
         lake.publish(PAIRS, {"turns": iter([{}])}, input_key="k", inputs={}, spec_hash="h")  # type: ignore[list-item]
 
 
@@ -174,7 +175,7 @@ def test_lossless_casts_are_made(lake: Lake, column: str, values: pa.Array) -> N
     ],
 )
 def test_lossy_casts_are_refused(lake: Lake, column: str, values: pa.Array) -> None:
-    with pytest.raises(SchemaMismatch, match=f"column '{column}': expected"):
+    with pytest.raises(SchemaMismatch, match=f"column '{column}': "):
         lake.publish(PAIRS, {"turns": retyped(column, values)}, input_key="k", inputs={}, spec_hash="h")
 
 
@@ -215,14 +216,14 @@ def test_stale_blocked_pointer_does_not_block(lake: Lake) -> None:
 
 def test_values_that_are_not_json_are_refused_before_publishing(lake: Lake) -> None:
     for bad in (object(), float("nan")):
-        with pytest.raises(LakeError, match="must be JSON"):
+        with pytest.raises(LakeError, match="tito_pairs .*JSON"):
             publish(lake, notes={"x": bad})
     assert lake.refs() == []
 
 
 def test_names_cannot_leave_the_lake() -> None:
     for name in ("../x", "a/b", "", ".hidden", "a=b"):
-        with pytest.raises(LakeError, match="cannot name a folder"):
+        with pytest.raises(LakeError, match=re.escape(repr(name))):
             Ref("asset", "experiment", name)
 
 
@@ -253,7 +254,7 @@ def test_a_file_written_before_a_column_existed_reads_as_null(lake: Lake, tmp_pa
     pq.write_table(turns(3).select(["rollout_id", "turn"]), old)
     table = parquet.read("turns", [old])
     assert table.schema.names == empty("turns").schema.names and table.column("content").null_count == 3
-    with pytest.raises(SchemaMismatch, match="no column"):
+    with pytest.raises(SchemaMismatch, match=r"\['nonsense'\]"):
         parquet.read("turns", [old], ["nonsense"])
 
 
@@ -393,7 +394,7 @@ def test_a_checkpoint_holds_no_pickles_or_links(lake: Lake) -> None:
     (linked / "secret.json").symlink_to("/etc/hostname")
     with pytest.raises(LakeError, match=r"secret\.json"):
         lake.adopt_checkpoint(linked)
-    with pytest.raises(LakeError, match="contains no files"):
+    with pytest.raises(LakeError, match="scratch/nothing"):
         lake.adopt_checkpoint(lake.scratch("nothing"))
 
 

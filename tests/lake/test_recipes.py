@@ -16,7 +16,7 @@ from etpi_assets.planning.planner import plan
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit, set_aside
-from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.lake import Lake, LakeBusy, Ref
 from etpi_resources.lake.references import References
 from tests.support import small_lake
 from tests.support.docs_pages import blocks
@@ -167,7 +167,7 @@ def test_nothing_is_removed_while_a_backup_is_copied(lake: Lake) -> None:
         waiting.stdin.write(BLOCKS["backup"] + "echo copying\n")
         waiting.stdin.flush()
         assert waiting.stdout.readline() == "copying\n"
-        with pytest.raises(LakeError, match="in use"), lake.exclusive_lock():
+        with pytest.raises(LakeBusy), lake.exclusive_lock():
             pass
         small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset("r9"))  # publishing goes on
         waiting.stdin.close()

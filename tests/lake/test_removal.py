@@ -104,7 +104,7 @@ def test_rm_removes_an_experiment_and_leaves_the_lineage_of_the_others(family) -
 
 def test_rm_refuses_an_experiment_whose_checkpoint_another_starts_from(family) -> None:
     lake, _ = family
-    with pytest.raises(LakeError, match="experiment c. version .* needs"):
+    with pytest.raises(LakeError, match="experiment c. version .*experiment a. version"):
         plan_partitions(lake, [("experiment", "a")])
     assert lake.current(Ref("sft_checkpoint", "experiment", "a"))
     carry_out(lake, plan_partitions(lake, [("experiment", "a"), ("experiment", "c")]))
@@ -119,20 +119,20 @@ def test_rm_refuses_an_experiment_whose_checkpoint_a_rollout_set_names(family) -
     tables = {name: empty(name) for name in GRAPH["raw_rollouts"].tables}
     spec = {"engine": {"kind": "transformers", "model": f"checkpoint:{ids['b']}"}}
     lake.publish(ref, tables, input_key="k", inputs={}, spec_hash="s", spec=spec)
-    with pytest.raises(LakeError, match="rollout_set few. version .* needs"):
+    with pytest.raises(LakeError, match="rollout_set few. version .*experiment b. version"):
         plan_partitions(lake, [("experiment", "b")])
 
 
 def test_rm_names_the_keys_that_exist(family) -> None:
     lake, _ = family
-    with pytest.raises(LakeError, match=r"experiment d; it has a, b, c"):
+    with pytest.raises(LakeError, match="experiment d; .* a, b, c$"):
         plan_partitions(lake, [("experiment", "d")])
 
 
 @pytest.mark.parametrize("pattern", ["*", "?", "[ab]", ""])
 def test_rm_takes_no_pattern_for_a_name(family, pattern: str) -> None:
     """A pattern's folders would go without a question to what needs them."""
-    with pytest.raises(LakeError, match="the lake has nothing of experiment"):
+    with pytest.raises(LakeError, match=" a, b, c$"):
         plan_partitions(family[0], [("experiment", pattern)])
 
 
@@ -205,7 +205,7 @@ def test_gc_refuses_weights_behind_a_link_to_another_filesystem_before_it_remove
         (lake.root / "checkpoints").symlink_to(Path(other) / "checkpoints")
         carry_out(lake, plan_partitions(lake, [("experiment", "b")]))
         doomed = plan_garbage(lake, NOW)
-        with pytest.raises(LakeError, match="another filesystem"):
+        with pytest.raises(LakeError, match=r"key-b\.json "):
             carry_out(lake, doomed)
         assert all(part.path.exists() for part in doomed) and not staged(lake)
 
@@ -215,7 +215,7 @@ def test_removal_refuses_while_a_run_uses_the_lake_and_names_it(family) -> None:
     script = HOLD.format(checkout=str(Path(__file__).parents[2]), root=str(lake.root))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout and run.stdout.readline() == "held\n"
-        with pytest.raises(LakeBusy, match=rf"sft_checkpoint-a is held by process {run.pid}"), lake.exclusive_lock():
+        with pytest.raises(LakeBusy, match=f"sft_checkpoint-a .*{run.pid}"), lake.exclusive_lock():
             pass
         run.kill()
     with lake.exclusive_lock():
@@ -360,7 +360,7 @@ def test_after_gc_a_spec_that_returns_is_computed_again_and_nothing_else_is(worl
 
 def test_the_catalog_of_a_lake_after_rm_has_every_view(tmp_path: Path) -> None:
     lake = small_lake.make(tmp_path / "data")
-    with pytest.raises(LakeError, match="experiment follow_up. version .* needs"):
+    with pytest.raises(LakeError, match="experiment follow_up. version .*experiment strong. version"):
         plan_partitions(lake, [("experiment", "strong")])
     before = lineage(lake, but="follow_up")
     carry_out(lake, plan_partitions(lake, [("experiment", "follow_up")]))

@@ -16,6 +16,7 @@ import pytest
 
 from etpi_resources.process import pool
 from etpi_resources.process.pool import WorkerDied, ordered_map, worker_count, workers_for
+from tests.support.waiting import until
 
 FEW = 3
 MANY = 40
@@ -139,10 +140,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    until = time.monotonic() + 20
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{worker}").exists()
+    until(lambda: not Path(f"/proc/{worker}").exists(), 20)
 
 
 def test_number_of_workers_is_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from etpi_resources.process.supervise import descendants, supervised
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,9 +190,7 @@ def test_child_survives_the_end_of_the_thread_that_started_it(tag):
     thread = threading.Thread(target=lambda: started.append(subprocess.Popen(supervised(["sleep", tag]))))
     thread.start()
     thread.join()
-    end = time.monotonic() + 30
-    while not running(tag) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: running(tag), 30)
     # Longer than the supervisor's interval of checking its caller.
     time.sleep(0.6)
     assert started[0].poll() is None

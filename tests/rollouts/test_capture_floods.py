@@ -17,6 +17,7 @@ from etpi_resources.capture.server import MOST_BODY_BYTES
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.secrets import kept_secret
 from tests.support.capturing import CHAT, KEY, TOOLS, World, begin, lists
+from tests.support.waiting import until
 
 CHAT_PATH = "/a/a/v1/chat/completions"
 MIB = 1 << 20
@@ -117,10 +118,7 @@ def test_share_is_given_back_whatever_ends_a_request(world):
             writer.close()
 
     asyncio.run(hang_up())
-    deadline = time.monotonic() + 10
-    while world.attempts["a"].held_bytes and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert world.attempts["a"].held_bytes == 0
+    until(lambda: world.attempts["a"].held_bytes == 0, 10)
     world.chat(begin())
 
 

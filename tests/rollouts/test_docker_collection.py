@@ -18,6 +18,7 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks.assets import tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.docker import DockerFactory
+from tests.support.waiting import until
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 3\nheldout = 24\nsandbox = "docker"\n'
 SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\nsandbox = "docker"\n'
@@ -54,10 +55,8 @@ def test_killed_collection_leaves_no_container_and_resumes(engine, tmp_path):
 
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     host = subprocess.Popen([sys.executable, "-c", COLLECT, str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 120
-    while not finished(tmp_path) and time.monotonic() < deadline and host.poll() is None:
-        time.sleep(0.05)
-    assert finished(tmp_path) and host.poll() is None, "the premise: the collection is killed in the middle"
+    until(lambda: finished(tmp_path), 120)
+    assert host.poll() is None, "the premise: the collection is killed in the middle"
     host.send_signal(signal.SIGKILL)
     host.wait()
     journaled = finished(tmp_path)

@@ -31,6 +31,7 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.finished import TASKS, made
+from tests.support.waiting import until
 
 # --- the file ------------------------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def test_appended_rollouts_are_read_back(tmp_path):
         assert journal.has(TASKS[0], 0) and not journal.has(TASKS[0], 1)
     with Journal(tmp_path, "spec") as journal:
         assert journal.get(TASKS[0], 0) == made(TASKS[0], 0)
-        with pytest.raises(KeyError, match="no finished rollout of t1"):
+        with pytest.raises(KeyError, match=" t1 sample "):
             journal.get(TASKS[1], 0)
 
 
@@ -92,12 +93,13 @@ def test_a_line_under_a_wrong_key_is_refused(tmp_path):
 
 def test_rollout_is_written_only_once(tmp_path):
     with Journal(tmp_path, "spec") as journal:
-        journal.append(made(TASKS[0], 0))
-        with pytest.raises(JournalError, match="there already"):
-            journal.append(made(TASKS[0], 0))
+        record = made(TASKS[0], 0)
+        journal.append(record)
+        with pytest.raises(JournalError, match=record.rollout_id):
+            journal.append(record)
         path = journal.path
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(JournalError, match="occurs twice"), Journal(tmp_path, "spec"):
+    with pytest.raises(JournalError, match=f"line 2: {record.rollout_id} "), Journal(tmp_path, "spec"):
         pass
 
 
@@ -122,7 +124,7 @@ def test_append_after_an_interrupted_one_overwrites_nothing(tmp_path, monkeypatc
 def test_journal_admits_one_process(tmp_path):
     with (
         Journal(tmp_path, "spec"),
-        pytest.raises(JournalError, match="open in another process"),
+        pytest.raises(JournalError, match=f" process {os.getpid()} "),
         Journal(tmp_path, "spec"),
     ):
         pass
@@ -305,10 +307,8 @@ def test_killed_collection_resumes(tmp_path):
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     journal = folder / "journal-world.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 5):
-        assert child.poll() is None
-        time.sleep(0.005)
+    until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 5, every=0.005)
+    assert child.poll() is None
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     finished = [

@@ -17,6 +17,7 @@ from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from tests.support.graph import write_spec
 from tests.support.loopback import SUBMITS, Loopback, echo_key, status
 from tests.support.small_lake import put
 
@@ -37,16 +38,16 @@ class World:
         self.root, self.server, self.said = root, server, list[str]()
         self.lake = Lake(root / "lake")
         put(self.lake, "tasks", "little", {"tasks": task_table(TASKS).to_pylist()})
-        self.write("suites", "little", 'extends = "coop_tiny_shared"\n')
-
-    def write(self, kind: str, name: str, text: str) -> None:
-        path = self.root / "specs" / kind / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_spec(self.root / "specs", "suites", "little", 'extends = "coop_tiny_shared"\n')
 
     def collect(self, engine: str, agent: str = ""):
         head = 'title = "t"\nkind = "live"\nsuite = "little"\nsplit = "train"\n'
-        self.write("rollout_sets", "few", f'{head}[engine]\nteacher = "t"\n{engine}\n[agent]\nmax_steps = 4\n{agent}\n')
+        write_spec(
+            self.root / "specs",
+            "rollout_sets",
+            "few",
+            f'{head}[engine]\nteacher = "t"\n{engine}\n[agent]\nmax_steps = 4\n{agent}\n',
+        )
         resources = Resources(lake=self.lake, specs_folder=self.root / "specs")
         return raw_rollouts.execute("few", resources, log=self.said.append)
 
@@ -105,7 +106,7 @@ def test_a_refused_key_stops_the_set_and_is_written_nowhere(world, capsys):
 
 
 def test_a_key_pasted_into_a_spec_is_refused_without_repeating_it(world):
-    with pytest.raises(SpecError, match="(?i)environment variable") as caught:
+    with pytest.raises(SpecError, match="engine: api_key_env") as caught:
         world.collect(world.vllm(api_key_env=KEY))
     assert KEY not in str(caught.value)
 
@@ -153,9 +154,9 @@ def test_a_models_files_are_pinned(world, tmp_path):
     for kind in ("transformers", "vllm"):
         with pytest.raises(LakeError, match=r"[0-9a-f]{16}.*sha256"):
             world.collect(f'kind = "{kind}"\nmodel = "{tmp_path / "model"}"')
-    with pytest.raises(LakeError, match="no such checkpoint"):
+    with pytest.raises(LakeError, match="checkpoint:0123456789abcdef"):
         world.collect('kind = "transformers"\nmodel = "checkpoint:0123456789abcdef"')
-    with pytest.raises(LakeError, match="can move"):
+    with pytest.raises(LakeError, match="hub:a/b@main"):
         world.collect('kind = "vllm"\nmodel = "hub:a/b@main"')
 
 
@@ -172,10 +173,10 @@ def test_a_model_in_this_process_acts(world, tmp_path):
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ('kind = "openai"\nmodel = "m"', "one base URL"),
-        ('kind = "vllm"', "needs `model`"),
-        ('kind = "transformers"\nmodel = "m"\nrequest = "chat"', "engine.request means nothing"),
-        ('kind = "vllm"\nmodel = "m"\nurls = ["http://a"]\noptions = {seed = 1}', "runs already"),
+        ('kind = "openai"\nmodel = "m"', 'kind = "openai" .*`urls`'),
+        ('kind = "vllm"', "`model`"),
+        ('kind = "transformers"\nmodel = "m"\nrequest = "chat"', r"engine\.request .*vllm"),
+        ('kind = "vllm"\nmodel = "m"\nurls = ["http://a"]\noptions = {seed = 1}', "`options` .*`urls`"),
     ],
 )
 def test_incomplete_engine_section_names_the_missing_key(world, engine, words):

@@ -54,7 +54,7 @@ def test_rollouts_since_the_last_comparison_are_set_aside_and_run_again(journal,
         with same_weights(engine_of(server), CHAT, journal, pytest.fail):
             journal.append(rollout(TASKS[0]))
         with (
-            pytest.raises(EngineUnavailable, match="other weights.*The 2 rollouts.*engine.model"),
+            pytest.raises(EngineUnavailable, match=r" 2 rollouts.*engine\.model"),
             same_weights(engine_of(server), CHAT, journal, pytest.fail),
         ):
             journal.append(rollout(TASKS[1]))
@@ -70,7 +70,7 @@ def test_other_weights_at_the_next_start_are_refused(journal):
         journal.append(rollout(TASKS[0]))
     with (
         FaultyServer(weights=2) as second,
-        pytest.raises(EngineUnavailable, match="The 0 rollouts"),
+        pytest.raises(EngineUnavailable, match=" 0 rollouts"),
         same_weights(engine_of(second), CHAT, journal, pytest.fail),
     ):
         pytest.fail("the collection has started")
@@ -104,7 +104,7 @@ def test_server_that_fails_for_a_moment_is_compared_later(journal, monkeypatch):
             journal.append(rollout(TASKS[0]))
         server.weights, server.faults = 2, [status(503)] * 3
         with (
-            pytest.raises(EngineUnavailable, match="other weights"),
+            pytest.raises(EngineUnavailable, match=r"0\.272 nats"),
             same_weights(engine_of(server), CHAT, journal, pytest.fail),
         ):
             journal.append(rollout(TASKS[1]))
@@ -119,7 +119,7 @@ def test_server_that_missed_the_first_comparison_is_waited_for_at_the_end(journa
     with FaultyServer(weights=1) as first, FaultyServer(weights=1) as second:
         second.faults = [status(503)]
         with (
-            pytest.raises(EngineUnavailable, match=f"{second.url} serves other weights"),
+            pytest.raises(EngineUnavailable, match=second.url),
             same_weights(engine_of(first, second), CHAT, journal, lines.append),
         ):
             journal.append(rollout(TASKS[0]))

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.supervise import descendants
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, write_small_specs
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240.0
@@ -80,7 +80,7 @@ def _below(process: subprocess.Popen[str], part: str, count: int = 1) -> list[in
         found[:] = [p for p in descendants(process.pid) if part in (line := _command(p)) and "supervise.py" not in line]
         return len(found) >= count
 
-    _until(enough)
+    until(enough, SECONDS)
     return found
 
 
@@ -91,13 +91,6 @@ def _messages(instance: dg.DagsterInstance) -> Iterator[str]:
         for entry in instance.all_logs(run.run_id)
         if entry.dagster_event
     )
-
-
-def _until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def _gone(pids: list[int]) -> bool:
@@ -146,7 +139,7 @@ def test_stopped_client_leaves_no_process(folder, number, code):
         output = process.stderr.read()
         assert process.wait(90) == code
         assert "FAILED in" not in output and (number == signal.SIGKILL or ": stopped in" in output), output
-    _until(lambda: _gone(below), 30)
+    until(lambda: _gone(below), 30)
     with dg.DagsterInstance.from_config(str(folder)) as instance:
         runs = [run for run in instance.get_runs() if run.tags.get("dagster/partition") in names]
         assert runs and all(run.is_finished and not run.is_success for run in runs)
@@ -161,7 +154,7 @@ def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder
         assert process.stderr
         worker = _below(process, WORKER)[0]
         with dg.DagsterInstance.from_config(str(folder)) as instance:  # Dagster words it otherwise during the launch
-            _until(lambda: any(f"in process (pid: {worker})" in message for message in _messages(instance)))
+            until(lambda: any(f"in process (pid: {worker})" in message for message in _messages(instance)), SECONDS)
         os.kill(worker, signal.SIGKILL)
         output = process.stderr.read()
         assert process.wait() == 1, output
@@ -208,7 +201,7 @@ def test_dagsters_own_commands_make_the_whole_chain_on_an_empty_lake(tmp_path, p
     done = subprocess.run(words, cwd=tmp_path, env=_environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        _until(lambda: bool(runs := instance.get_runs()) and runs[0].is_finished)
+        until(lambda: bool(runs := instance.get_runs()) and runs[0].is_finished, SECONDS)
         (run,) = instance.get_runs()
         assert run.is_success
         for name in GRAPH:

@@ -25,7 +25,7 @@ def test_the_parts_of_a_key_and_what_changed_in_each(world, code):
 
 def test_unknown_names(world):
     resources = world.resources()
-    with pytest.raises(SpecError, match="there is no asset 'pears'"):
+    with pytest.raises(SpecError, match="'pears'"):
         list(explain("pears", "first", resources.specs, resources.lake))
-    with pytest.raises(SpecError, match="Did you mean 'first'"):
+    with pytest.raises(SpecError, match="'first'"):
         list(explain("tito_pairs", "furst", resources.specs, resources.lake))

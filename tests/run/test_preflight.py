@@ -164,7 +164,7 @@ def test_run_stops_before_a_template_that_never_ends(tmp_path: Path, monkeypatch
         chat_template = "{tmp_path / 'endless.jinja'}"
     ''')  # fmt: skip
     specs, lake = load_specs(tmp_path / "specs"), Lake(tmp_path / "lake")
-    with pytest.raises(SpecError, match="of hostile: the chat template"):
+    with pytest.raises(SpecError, match=" of hostile: .*template"):
         require_templates(plan("hostile", specs, lake), specs)
     require_templates(plan("plan_first_tiny", specs, lake), specs)
 
@@ -176,7 +176,7 @@ def test_missing_runs_and_unknown_rewards_stop_a_run_before_it_starts(tmp_path: 
     rl = '[rl]\nmethod = "grpo"\nsuite = "terminal_tiny"\nrewards = [{function = "formatt"}]\n'
     write_spec(tmp_path, "experiments", "r", base.replace('["gone"]', "[]") + rl)
     specs, lake = load_specs(tmp_path), Lake(tmp_path / "lake")
-    with pytest.raises(SpecError, match=r"gone\.toml: path: there is nothing at .*gone\.jsonl"):
+    with pytest.raises(SpecError, match=r"gone\.toml: path: .*gone\.jsonl"):
         require_inputs(plan("e", specs, lake), specs)
     with pytest.raises(SpecError, match=r"r\.toml: rl\.rewards: .*'format'"):
         require_inputs(plan("r", specs, lake), specs)

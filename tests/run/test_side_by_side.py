@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
@@ -25,6 +24,7 @@ from etpi_resources.process.progress import acting_for
 from tests.support.curation import ASSETS
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, write_small_specs
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240.0
@@ -55,6 +55,9 @@ class Site:
                 [sys.executable, "-m", *command], cwd=self.folder, env=environment, stdout=log, stderr=log
             )
 
+    def log(self) -> str:
+        return (self.folder / "log").read_text()[-3000:]
+
     def launch(self, job: str, partition: str) -> subprocess.Popen[bytes]:
         tags = json.dumps({"dagster/partition": partition})
         return self.start("dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", job, "--tags", tags)
@@ -63,13 +66,6 @@ class Site:
         """Return how many runs have said that they wait for something."""
         entries = (entry for run in instance.get_runs() for entry in instance.all_logs(run.run_id))
         return sum(f" waits for {what} that " in entry.user_message for entry in entries)
-
-
-def until(condition: Callable[[], object], what: str, site: Site) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"{what}:\n{(site.folder / 'log').read_text()[-3000:]}"
-        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -98,13 +94,13 @@ def test_runs_by_launch_and_by_command_take_turns_at_one_place_and_make_a_shared
     with dg.DagsterInstance.from_config(str(site.home)) as instance:
         launch = site.launch("collect_rollouts", "little_strong")
         command = site.start("etpi", "run", "first", "second")
-        until(lambda: site.waits(instance, "the sandboxes") == 2, "two runs wait for a place", site)
-        until(lambda: site.waits(instance, "raw_rollouts of little_strong") == 1, "one waits for the other", site)
+        until(lambda: site.waits(instance, "the sandboxes") == 2, SECONDS, site.log)
+        until(lambda: site.waits(instance, "raw_rollouts of little_strong") == 1, SECONDS, site.log)
 
         places[0].close()
-        until(lambda: launch.poll() is not None and command.poll() is not None, "the commands end", site)
+        until(lambda: launch.poll() is not None and command.poll() is not None, SECONDS, site.log)
         assert (launch.returncode, command.returncode) == (0, 0), (site.folder / "log").read_text()[-3000:]
-        until(lambda: all(run.is_finished for run in instance.get_runs()), "the runs end", site)
+        until(lambda: all(run.is_finished for run in instance.get_runs()), SECONDS, site.log)
         assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
         skipped = _skipped(instance, "little_strong")
     assert sorted(skipped) == [False, True], "one run made the set and the other took it as it was"

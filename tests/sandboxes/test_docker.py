@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +24,7 @@ from etpi_resources.sandboxes import (
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from tests.support.container_engine import IMAGE
+from tests.support.waiting import until
 
 MIB = 1 << 20
 SMALL = Limits(command_seconds=20, file_bytes=16 * MIB, memory_bytes=256 * MIB)
@@ -161,7 +161,7 @@ def test_failed_build_is_reported_with_the_cause(engine, tmp_path):
     with pytest.raises(EnvironmentUnavailable, match="nothing.txt"):
         start(dockerfile(tmp_path / "bad", "COPY nothing.txt /repo/"))
     (tmp_path / "none").mkdir()
-    with pytest.raises(EnvironmentUnavailable, match="no Dockerfile"):
+    with pytest.raises(EnvironmentUnavailable, match="Dockerfile"):
         start(Environment(build=tmp_path / "none"))
 
 
@@ -177,7 +177,7 @@ def test_image_without_python_is_reported(engine, tmp_path):
     (folder / "root" / "bin" / "sh").write_bytes(Path("/bin/sh").read_bytes())
     (folder / "root" / "bin" / "sh").chmod(0o755)
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY root /\n")
-    with pytest.raises(EnvironmentUnavailable, match=r"no Python 3\.9 or newer"):
+    with pytest.raises(EnvironmentUnavailable, match=r"Python 3\.9"):
         start(environment)
 
 
@@ -273,10 +273,7 @@ def test_container_has_its_owners_label_and_is_removed_when_left(client, engine)
     before = set(engine.containers())
     with DockerFactory().create({}, SMALL) as sandbox:
         assert client.inspect_container(sandbox._id)["Config"]["Labels"] == {OWNER: owner()}
-    deadline = time.monotonic() + 10
-    while set(engine.containers()) - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert set(engine.containers()) <= before
+    until(lambda: set(engine.containers()) <= before, 10)
 
 
 def test_runtime_that_podman_would_ignore_is_refused(engine, monkeypatch):

@@ -19,6 +19,7 @@ import pytest
 from etpi_resources.sandboxes import REPLY, Environment, Limits, Sandbox
 from etpi_resources.sandboxes.docker import _ContainerChannel
 from etpi_resources.sandboxes.guest_connection import GuestUnreachable, frame
+from tests.support.waiting import until
 
 LIMITS = Limits(
     command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2, output_bytes=16 * 1024
@@ -394,17 +395,11 @@ sandbox.run("(setsid sleep {mark} &) ; sleep {mark}", timeout=60)
 """
     host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert host.stdout and host.stdout.readline() == "ready\n"
-    deadline = time.monotonic() + 10
-    while not processes(mark) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert processes(mark)
+    until(lambda: processes(mark), 10)
     host.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGINT)
     host.wait()
     host.stdout.close()
-    deadline = time.monotonic() + 20
-    while processes(mark) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert processes(mark) == []
+    until(lambda: not processes(mark), 20)
 
 
 def processes(mark):

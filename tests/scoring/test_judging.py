@@ -27,12 +27,11 @@ from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support import swe_suite
-from tests.support.audited import write_rows
 from tests.support.graph import write_spec
 from tests.support.recorded_runs import pair_run
 from tests.support.recorded_runs import verdict as recorded_verdict
 from tests.support.repositories import FILES, OFFLINE, Repository, solved
-from tests.support.rows import r2e_row
+from tests.support.rows import r2e_row, write_lines
 from tests.support.small_lake import put
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 4\nheldout = 24\n'
@@ -275,13 +274,13 @@ def swe_runs(repository: Repository, folder: Path) -> Runs:
     runs: Runs = [("moor__moor-0", right, 1.0), ("moor__moor-1", wrong, 0.0), ("moor__moor-2", None, None)]
     runs.append(("elsewhere__x-1", right, None))
     rows = [{"instance_id": n, "messages": SPOKEN, "model_patch": patch, "resolved": True} for n, patch, _ in runs]
-    write_rows(folder / "runs.jsonl", rows)
+    write_lines(folder / "runs.jsonl", rows)
     return runs
 
 
 def r2e_runs(repository: Repository, folder: Path) -> Runs:
     row, commit = repository.r2e_row(), repository.commit
-    write_rows(folder / "rows.jsonl", [row])
+    write_lines(folder / "rows.jsonl", [row])
     write_suite(folder, "r2e", folder / "rows.jsonl", repository.checkouts(f"moor/{commit}"))
     right, wrong = repository.patch(FILES, solved("1", "2")), repository.patch(FILES, solved("2"))
     task = f"moor/{commit[:12]}"
@@ -291,7 +290,7 @@ def r2e_runs(repository: Repository, folder: Path) -> Runs:
         for number, (_, patch, _) in enumerate(runs)
     ]
     elsewhere: Runs = [("harbor/0a1b2c", right, None)]
-    write_rows(folder / "runs.jsonl", [*recorded, r2e_row()])
+    write_lines(folder / "runs.jsonl", [*recorded, r2e_row()])
     return runs + elsewhere
 
 

@@ -337,7 +337,7 @@ def test_unknown_reward_names_and_parameters_are_rejected():
     functions.check_terms([RewardTerm(function="conciseness", params={"free": 200})])
     alike = [RewardTerm(function=name, params={"keywords": {"sort": ["sort"]}}) for name in ("format", "relevance")]
     functions.check_terms(alike)
-    with pytest.raises(SpecError, match="relevance and conciseness have different keywords.*params.keywords"):
+    with pytest.raises(SpecError, match=r"relevance .*conciseness .*params\.keywords"):
         functions.check_terms([*alike, RewardTerm(function="conciseness")])
     with pytest.raises(SpecError, match="'formt'.*'format'"):
         functions.check_terms([RewardTerm(function="formt")])
@@ -374,7 +374,7 @@ def test_constant_group_has_exactly_zero_advantages(value, size, eps):
 
 
 def test_rewards_that_are_not_finite_or_not_whole_groups_are_rejected():
-    with pytest.raises(ValueError, match="reward 1 of 2 is nan"):
+    with pytest.raises(ValueError, match="1 of 2 .*nan"):
         group_advantages([0.0, math.nan], 2, eps=1e-8, ddof=1)
     with pytest.raises(ValueError, match="groups of 2"):
         group_advantages([0.0, 1.0, 2.0], 2, eps=1e-8, ddof=1)

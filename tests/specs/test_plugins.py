@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_reward_of_a_plugin_scores_and_has_a_version(site: Path) -> None:
     before = functions.version_of("brevity")
     edit(site, "rewards.py", "attempt.turns - 1", "attempt.turns - 2")
     assert functions.version_of("brevity") != before
-    with pytest.raises(SpecError, match="no parameter shortest"):
+    with pytest.raises(SpecError, match=r"shortest; .*\['longest'\]"):
         functions.check_terms([RewardTerm(function="brevity", params={"shortest": 1})])
 
 
@@ -187,7 +188,7 @@ def test_rows_that_are_no_tasks_are_refused_with_the_reason(site: Path, tmp_path
 def test_reward_that_is_no_share_is_an_error(reward: object) -> None:
     family = JudgedRows("odd", lambda task, files, sandboxes: reward)  # pyright: ignore[reportArgumentType]
     task = Task("t", "s", "r", "train", "Sort.", {"files": {}, "solution": []}, "h")
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match=re.escape(f"odd returned {reward!r} for t")):
         family.judge(task, {"agent1": {}}, BubblewrapFactory())
 
 
@@ -199,7 +200,7 @@ def test_task_without_files_is_proved() -> None:
 
 def test_name_that_etpi_gives_cannot_be_replaced(site: Path) -> None:
     distribution(site, "greedy", "etpi.rewards", "outcome = own_plugin.rewards:brevity")
-    with pytest.raises(SpecError, match=r"etpi and greedy 1\.0; uninstall greedy 1\.0"):
+    with pytest.raises(SpecError, match=r"'outcome' .*etpi and greedy 1\.0; .*greedy 1\.0,"):
         functions.function_named("outcome")
 
 

@@ -76,7 +76,7 @@ def test_name_of_no_prompt_is_an_error_of_the_spec(tmp_path, name):
 def test_own_prompt_does_not_replace_a_shipped_one(tmp_path):
     (tmp_path / "prompts" / "coop").mkdir(parents=True)
     (tmp_path / "prompts" / "coop" / "user.md").write_text("x")
-    with pytest.raises(SpecError, match="two prompts"):
+    with pytest.raises(SpecError, match="'coop'.*prompts/coop;"):
         specs_of(tmp_path, "coop").get("rollout_set", "own")
 
 
@@ -97,5 +97,5 @@ def test_steering_needs_a_part_of_that_name(tmp_path):
 
 def test_unknown_prompt_of_a_plugins_spec_is_named_where_there_is_no_folder_of_specs():
     table = {"agent": {"prompt": "nobody"}}
-    with pytest.raises(SpecError, match="no prompt 'nobody'.*specs/prompts/nobody"):
+    with pytest.raises(SpecError, match="'nobody'.*specs/prompts/nobody"):
         with_own_prompts("rollout_set", table, [], Path("set.toml"))

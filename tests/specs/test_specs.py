@@ -119,7 +119,7 @@ def test_invalid_spec_keeps_its_name_and_others_load(folder):
     assert {"broken", "first", "second"} <= set(specs.keys("experiment"))
     assert "first" in specs.experiments and "broken" not in specs.experiments
     assert specs.upstream_keys("experiment", "broken", "rollout_set") == []
-    with pytest.raises(SpecError, match=r"broken\.toml: not TOML"):
+    with pytest.raises(SpecError, match=r"broken\.toml: .*TOML"):
         specs.get("experiment", "broken")
 
 
@@ -194,9 +194,9 @@ def test_engine_is_in_a_resolved_section_only_if_chosen():
     chosen = RLSection(engine="vllm", options={"seed": 1})
     assert RLSection.model_validate(chosen.model_dump(mode="json")) == chosen and RLSection(**kept) == RLSection()
     for section in (RLSection, ServingSection):
-        with pytest.raises(ValueError, match='need engine = "vllm"'):
+        with pytest.raises(ValueError, match='engine = "vllm"'):
             section(options={"seed": 1})
-    with pytest.raises(ValueError, match="logprobs-mode is set here"):
+    with pytest.raises(ValueError, match=r"rl\.options\.logprobs-mode"):
         chosen = {"engine": "vllm", "options": {"logprobs_mode": "raw_logprobs"}}
         RLSection.model_validate({"method": "grpo", "suite": "s", "rewards": [{"function": "format"}], **chosen})
 
@@ -287,7 +287,7 @@ def test_earlier_name_of_a_key_is_read_with_a_warning_and_stays_in_the_resolved_
     text = 'extends = "plan_first_tiny"\ntitle = "t"\nbase.tiny.{} = 0.02\n'
     for name in ("matrix_rate", "muon_lr"):
         write_spec(tmp_path, "experiments", f"with_{name}", text.format(name))
-    with pytest.warns(FutureWarning, match=r"with_matrix_rate.toml: matrix_rate is now muon_lr"):
+    with pytest.warns(FutureWarning, match=r"with_matrix_rate\.toml: matrix_rate .*muon_lr"):
         specs = load_specs(tmp_path)
     earlier, today = (specs.get("experiment", f"with_{name}").base.tiny for name in ("matrix_rate", "muon_lr"))
     assert earlier == today and today.muon_lr == 0.02

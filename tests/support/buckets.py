@@ -8,14 +8,14 @@ import hmac
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from pathlib import Path
 
 import httpx
 
 from tests.support.container_engine import die_with_parent
+from tests.support.waiting import until
 from tests.support.web_server import free_port
 
 KINDS = ("moto", "seaweedfs")
@@ -57,21 +57,22 @@ def azurite(program: str, folder: Path) -> Iterator[Mapping[str, str]]:
         line = [program, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
         process = subprocess.Popen(line, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent)
         try:
-            _until(_create_container)
+            until(_create_container, ignored=Exception, every=0.2)
             yield {"AZURE_STORAGE_USE_EMULATOR": "true"}
         finally:
             process.kill()
             process.wait()
 
 
-def _create_container() -> None:
+def _create_container() -> object:
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # every emulator's
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
     lines = [f"{name}:{value}" for name, value in headers.items()]
     text = "\n".join(["PUT", *[""] * 11, *lines, "/devstoreaccount1/devstoreaccount1/lakes", "restype:container"])
     signed = base64.b64encode(hmac.digest(base64.b64decode(key), text.encode(), "sha256")).decode()
     url = "http://127.0.0.1:10000/devstoreaccount1/lakes?restype=container"
-    httpx.put(url, headers={**headers, "Authorization": f"SharedKey devstoreaccount1:{signed}"}).raise_for_status()
+    authorized = {**headers, "Authorization": f"SharedKey devstoreaccount1:{signed}"}
+    return httpx.put(url, headers=authorized).raise_for_status()
 
 
 def _create_bucket(variables: Mapping[str, str]) -> None:
@@ -82,22 +83,11 @@ def _create_bucket(variables: Mapping[str, str]) -> None:
         aws_access_key_id=variables["AWS_ACCESS_KEY_ID"], aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
     )  # fmt: skip
 
-    def create() -> None:
+    def create() -> object:
         client.create_bucket(Bucket="lakes")
-        client.put_object(Bucket="lakes", Key="ready", Body=b"")
+        return client.put_object(Bucket="lakes", Key="ready", Body=b"")
 
-    _until(create)
-
-
-def _until(create: Callable[[], None]) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return create()
-        except Exception:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    until(create, ignored=Exception, every=0.2)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

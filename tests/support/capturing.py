@@ -15,11 +15,8 @@ from etpi_resources.engines import Sampler
 
 CHAT = load_chat_format("qwen3")
 KEY = "sk-attempt-4711"
-TOOL = {
-    "name": "bash",
-    "description": "run",
-    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-}
+PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
+TOOL = {"name": "bash", "description": "run", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": TOOL}]
 TASK = "The sum is wrong. Fix calc.py."
 
@@ -31,9 +28,8 @@ def lists(request) -> str:
         return "Fix a sum"
     if turn >= 2:
         return "<think>\nenough\n</think>\n\nThe sum is right now."
-    return f"<think>\nstep {turn}\n</think>\n\nI look.\n" + CHAT.tool_form.render(
-        [Call("bash", {"command": f"ls {turn}"})]
-    )
+    call = CHAT.tool_form.render([Call("bash", {"command": f"ls {turn}"})])
+    return f"<think>\nstep {turn}\n</think>\n\nI look.\n{call}"
 
 
 class World:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster_services import ClusterServices, until
+from tests.support.cluster_services import ClusterServices
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
+from tests.support.waiting import until
 
 EXPERIMENT = "trained"
 """A small experiment with a training, on the rollout set `little_strong`."""
@@ -115,20 +115,12 @@ class Runs:
         """Ask Dagster's database, waiting while Postgres restarts."""
         import psycopg2
 
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                return self._rows(query)
-            except psycopg2.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                self._connection = None
-                time.sleep(0.3)
+        return until(lambda: (self._rows(query),), every=0.3, ignored=psycopg2.OperationalError)[0]
 
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
         import psycopg2
 
-        if self._connection is None:
+        if self._connection is None or self._connection.closed:
             services = self.services
             self._connection = psycopg2.connect(
                 host=services.head.address, user="etpi", dbname="etpi", password=services.password, connect_timeout=5

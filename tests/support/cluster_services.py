@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from tests.support.machines import HOME, PORTS, ROOT, SHARED, Machine, Machines
+from tests.support.waiting import until
 
 CORES = {"head": 2.0, "worker1": 1.0, "worker2": 1.0}
 """Cores that each machine may use."""
@@ -70,17 +70,8 @@ class ClusterServices:
         """Create the database cluster, with the role `etpi`, which owns the database `etpi` and nothing else."""
         head = self.head
         head.run("bash", "-c", f"umask 077; echo {self.password} > {PASSWORD_FILE}")
-        head.run(
-            "initdb",
-            "-D",
-            DATABASE,
-            "-U",
-            "postgres",
-            "--auth=scram-sha-256",
-            f"--pwfile={PASSWORD_FILE}",
-            "-E",
-            "UTF8",
-        )
+        options = ("-U", "postgres", "--auth=scram-sha-256", f"--pwfile={PASSWORD_FILE}", "-E", "UTF8")
+        head.run("initdb", "-D", DATABASE, *options)
         network = f"{head.address.rsplit('.', 1)[0]}.0/24"
         head.run("bash", "-c", f"echo host etpi etpi {network} scram-sha-256 >> {DATABASE}/pg_hba.conf")
         self.start_postgres()
@@ -139,7 +130,7 @@ class ClusterServices:
 
     def await_no_orphans(self) -> None:
         """Wait until nothing of a run is left on any machine; AssertionError if something is after a minute."""
-        until(lambda: not self._left(), 60, "no process of a run is left", self._left)
+        until(lambda: not self._left(), 60, self._left, every=0.3)
 
     def _left(self) -> list[str]:
         return [
@@ -169,11 +160,3 @@ def compose_command(service: str) -> str:
     """Return the command of a service in deploy/compose.yaml, as its shell gets it."""
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
     return services[service]["command"][0].replace("$$", "$")
-
-
-def until(condition: Callable[[], object], seconds: float, what: str, why: Callable[[], object] = str) -> None:
-    """Wait until `condition` holds; AssertionError after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {what} {why()}"
-        time.sleep(0.3)

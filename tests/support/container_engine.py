@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.support.waiting import until
 
 IMAGE = "localhost/etpi-test:base"
 
@@ -24,18 +25,9 @@ _PROGRAMS = """
     rm rmdir sed seq setsid sh sha256sum sleep sort stat su sync tail tar tee test timeout touch tr true truncate umount
     uname uniq unshare wc xargs yes
 """
-_LEFT_OUT = (
-    "EXTERNALLY-MANAGED",
-    "__pycache__",
-    "config-*",
-    "dist-packages",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "test",
-    "tkinter",
-)
+_LEFT_OUT = """
+    EXTERNALLY-MANAGED __pycache__ config-* dist-packages ensurepip idlelib lib2to3 pydoc_data test tkinter
+"""
 _SETTINGS = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -78,17 +70,10 @@ class PodmanService:
         log = (self.folder / "log").open("ab")
         self._service = subprocess.Popen(
             [*self.command(), "system", "service", "--time", "0", self.address],
-            env=self.environment,
             cwd=self.folder,  # conmon leaves a file there when a container runs out of memory
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=die_with_parent,
-        )
-        deadline = time.monotonic() + 20
-        while not self.socket.exists():
-            assert self._service.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
-            time.sleep(0.02)
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
+        )  # fmt: skip
+        until(self.socket.exists, 20, (self.folder / "log").read_text)
 
     def stop(self) -> None:
         """End the service but no containers."""
@@ -141,16 +126,8 @@ class PodmanService:
         return self.podman("ps", "--all", "--quiet").stdout.split()
 
     def command(self) -> list[str]:
-        place = self.folder
-        return [
-            "podman",
-            f"--root={place}/root",
-            f"--runroot={place}/run",
-            f"--tmpdir={place}/tmp",
-            "--runtime=runc",
-            "--cgroup-manager=cgroupfs",
-            "--events-backend=file",
-        ]
+        places = [f"--root={self.folder}/root", f"--runroot={self.folder}/run", f"--tmpdir={self.folder}/tmp"]
+        return ["podman", *places, "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file"]
 
 
 def _make_tree(root: Path) -> None:
@@ -164,14 +141,13 @@ def _make_tree(root: Path) -> None:
     (root / "etc" / "group").write_text("root:x:0:\n")
     python = Path("/usr/bin/python3").resolve()
     library = Path(f"/usr/lib/{python.name}")
-    shutil.copytree(library, root / "usr/lib" / python.name, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
-    if Path("/usr/lib/git-core").is_dir():  # most of its programs are links to git itself
-        shutil.copytree(
-            "/usr/lib/git-core", root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"]
-        )
-    programs = [
-        Path(found) for name in _PROGRAMS.split() if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
-    ]
+    shutil.copytree(
+        library, root / "usr/lib" / python.name, ignore=shutil.ignore_patterns(*_LEFT_OUT.split()), symlinks=True
+    )
+    if (git := Path("/usr/lib/git-core")).is_dir():  # most of its programs are links to git itself
+        shutil.copytree(git, root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"])
+    found = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in _PROGRAMS.split()]
+    programs = [Path(path) for path in found if path]
     files = [python, *programs, *(library / "lib-dynload").glob("*.so")]
     for path in [*files, *map(Path, linked(*files))]:
         _copy(path, root)

@@ -34,12 +34,8 @@ from etpi_resources.trainers.workers.checkpointing import attach_adapter, load_m
 from tests.support.loopback import Loopback, Refusal
 
 VARIABLES = {
-    "/sleep": "VLLM_SERVER_DEV_MODE",
-    "/wake_up": "VLLM_SERVER_DEV_MODE",
-    "/collective_rpc": "VLLM_SERVER_DEV_MODE",
-    "/reset_prefix_cache": "VLLM_SERVER_DEV_MODE",
-    "/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
-    "/v1/unload_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    **dict.fromkeys(("/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache"), "VLLM_SERVER_DEV_MODE"),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
 }
 """Route -> the environment variable that opens it."""
 

@@ -47,13 +47,9 @@ def cut(handler: Any) -> None:
 
 
 TRANSPORT: dict[str, Fault] = {
-    "cut stream": cut,
-    "closed connection": drop,
-    "500": status(500),
-    "503": status(503),
-    "null": lambda handler: handler.reply(200, None),
-    "no choice": lambda handler: handler.reply(200, {"choices": []}),
-}
+    "cut stream": cut, "closed connection": drop, "500": status(500), "503": status(503),
+    "null": lambda handler: handler.reply(200, None), "no choice": lambda handler: handler.reply(200, {"choices": []}),
+}  # fmt: skip
 CONTENT = ("latency", "ids of another text", "ids beyond the vocabulary", "another model")
 
 

@@ -18,12 +18,9 @@ NAMES = ["tiny", *(["qwen3"] if HAS_QWEN else [])]
 
 
 GRAMMARS = [
-    ThinkGrammar.of(),
-    ThinkGrammar.of(max_chars=5),
-    ThinkGrammar.of(("PLAN", "next-step"), {"PLAN": 1}),
-    ThinkGrammar(opened="<think>\n"),
-    ThinkGrammar(opened="<think>"),
-]
+    ThinkGrammar.of(), ThinkGrammar.of(max_chars=5), ThinkGrammar.of(("PLAN", "next-step"), {"PLAN": 1}),
+    ThinkGrammar(opened="<think>\n"), ThinkGrammar(opened="<think>"),
+]  # fmt: skip
 
 
 # Lines that fit, lines that almost do, and what tries to leave the block.

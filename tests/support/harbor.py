@@ -41,16 +41,11 @@ SOLVE = "#!/bin/bash\ncp /solution/out.txt /app/out.txt\nprintf '\\xff\\x00' > b
 def make_folder(root: Path, name: str = "lines", **changes: str | None) -> Path:
     """A task folder; `changes` are other texts of its files by path, None: the file is not there."""
     files = {
-        "task.toml": CONFIG,
-        "instruction.md": "Write three lines to /app/out.txt, and the bytes ff 00 to blob.\n",
+        "task.toml": CONFIG, "instruction.md": "Write three lines to /app/out.txt, and the bytes ff 00 to blob.\n",
         "environment/Dockerfile": f"FROM {IMAGE}\nCOPY start.txt /app/start.txt\nWORKDIR /app\n",
-        "environment/start.txt": "start\n",
-        "tests/test.sh": TEST,
-        "tests/count.sh": COUNT,
-        "solution/solve.sh": SOLVE,
-        "solution/out.txt": "1\n2\n3\n",
-        **changes,
-    }
+        "environment/start.txt": "start\n", "tests/test.sh": TEST, "tests/count.sh": COUNT, "solution/solve.sh": SOLVE,
+        "solution/out.txt": "1\n2\n3\n", **changes,
+    }  # fmt: skip
     write_tree(root / name, files)
     if (root / name / "tests/count.sh").exists():
         (root / name / "tests/count.sh").chmod(0o755)

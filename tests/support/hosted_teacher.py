@@ -63,9 +63,6 @@ class HostedTeacher(Loopback):
 def _without_ids(answer: dict[str, Any]) -> dict[str, Any]:
     """Remove ids from an answer, and set the finish reason of turns with calls."""
     (choice,) = answer["choices"]
-    fields = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
-    reason = "tool_calls" if choice["message"].get("tool_calls") else "stop"
-    return {
-        **{k: v for k, v in answer.items() if k != "prompt_token_ids"},
-        "choices": [{**fields, "finish_reason": reason}],
-    }
+    choice = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
+    choice["finish_reason"] = "tool_calls" if choice["message"].get("tool_calls") else "stop"
+    return {**{k: v for k, v in answer.items() if k != "prompt_token_ids"}, "choices": [choice]}

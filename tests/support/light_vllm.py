@@ -7,28 +7,20 @@ file `broken` in the model's folder makes it end at once.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import signal
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.support.web_server import Handler, WebServer
 
 KEY = os.environ.get("VLLM_API_KEY")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        known = not KEY or self.headers.get("authorization") == f"Bearer {KEY}" or self.path == "/health"
-        body = json.dumps({"data": [{"id": options.served_model_name, "root": options.folder}]}).encode()
-        self.send_response(200 if known else 401)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def respond(handler: Handler) -> None:
+    known = not KEY or handler.headers.get("authorization") == f"Bearer {KEY}" or handler.path == "/health"
+    handler.reply(200 if known else 401, {"data": [{"id": options.served_model_name, "root": options.folder}]})
 
 
 if __name__ == "__main__":
@@ -43,4 +35,5 @@ if __name__ == "__main__":
     if (Path(options.folder) / "broken").exists():
         sys.exit("ValueError: this checkpoint is broken")
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"engine-of-{options.port}"])
-    ThreadingHTTPServer((options.host, options.port), _Handler).serve_forever()
+    with WebServer(respond, options.port, options.host):
+        signal.pause()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,20 +112,13 @@ class Machine:
         """Send SIGKILL to every process whose command line contains `pattern`; return their command lines."""
         chosen = {pid: line for pid, line in self.processes().items() if pattern in line}
         for pid in chosen:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         return list(chosen.values())
 
     def kill_everything(self) -> None:
         """SIGKILL every process at once, as when power fails: the machine's first process stays and nothing else."""
-        while left := self.processes():
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        while self.kill(""):
             time.sleep(0.05)
 
     def shared_is_writable(self, writable: bool) -> None:

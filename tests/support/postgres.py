@@ -15,13 +15,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.support.container_engine import die_with_parent
+from tests.support.waiting import until
 
 PASSWORD = "s3cret-of-the-tests"
 """The superuser's password, which no message may contain."""
@@ -93,15 +93,7 @@ class PostgresServer:
             stdout=subprocess.DEVNULL, stderr=(self._folder / "log").open("ab"), user=self._user, cwd="/",
             preexec_fn=die_with_parent,
         ).result()  # fmt: skip
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                self.ask("SELECT 1")
-                return
-            except Exception:
-                if time.monotonic() > deadline or self._process.poll() is not None:
-                    raise
-                time.sleep(0.05)
+        until(lambda: self.ask("SELECT 1"), 30, ignored=Exception)
 
     def stop(self) -> None:
         """Stop it as an administrator does who restarts it: sessions are ended."""

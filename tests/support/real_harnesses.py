@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from etpi_assets.agent.actions import next_turn
@@ -42,6 +44,15 @@ while True:
             sys.exit(0)
 """
 """A scripted harness: it asks the policy, runs the commands and ends with the submission."""
+
+
+def write_harness(folder: Path, text: str = HARNESS) -> None:
+    """Write a harness as `harness.py`, and let every user enter its folder, since commands run as another one."""
+    folder.mkdir(exist_ok=True)
+    (folder / "harness.py").write_text(text)
+    for path in (folder, *folder.parents):
+        if path.is_relative_to("/tmp") and str(path) != "/tmp":
+            path.chmod(0o755)
 
 
 def folder_of(name: str) -> str:

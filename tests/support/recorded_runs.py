@@ -73,18 +73,9 @@ def pair_run(
         agents[agent] = {"feature_id": feature, "status": statuses[number], "error": errors[number]}
         head = {"repo": repo, "task_id": task, "feature_id": feature, "agent_id": agent, "model": "helmsman-2"}
         write(folder / f"agent{feature}_traj.json", {**head, "status": statuses[number], "messages": talk})
-    write(
-        folder / "result.json",
-        {
-            "repo": repo,
-            "task_id": task,
-            "features": [1, 3],
-            "model": "helmsman-2",
-            "started_at": "2026-03-01T09:00:00.5",
-            "duration_seconds": 61.5,
-            "agents": agents,
-        },
-    )
+    about = {"repo": repo, "task_id": task, "features": [1, 3], "model": "helmsman-2"}
+    times = {"started_at": "2026-03-01T09:00:00.5", "duration_seconds": 61.5}
+    write(folder / "result.json", {**about, **times, "agents": agents})
     if verdict is not None:
         write(folder / "eval.json", verdict)
     if conversation is not None:
@@ -100,11 +91,9 @@ def verdict(*, merge: str = "clean", passed: Sequence[bool] = (True, True), **mo
     alone = {f"feature{i + 1}_independent": {"passed": True, "reason": None} for i in range(2)}
     base = {
         "apply_status": {"agent1": "applied", "agent2": "applied"},
-        "merge": {"status": merge, "strategy": "naive", "diff": ""},
-        "both_passed": all(passed),
-        "error": None,
+        "merge": {"status": merge, "strategy": "naive", "diff": ""}, "both_passed": all(passed), "error": None,
         "evaluated_at": "2026-03-01T10:00:00",
-    }
+    }  # fmt: skip
     return {**base, **features, **alone, **more}
 
 
@@ -112,16 +101,13 @@ def native_turn(prompt: list[int], output: list[int], command: str, at: Any = 10
     """An assistant message with the ids the server read and wrote."""
     arguments = json.dumps({"command": command})
     return {
-        "role": "assistant",
-        "content": None,
+        "role": "assistant", "content": None,
         "tool_calls": [{"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}],
         "extra": {
-            "timestamp": at,
-            "response": {"choices": [{"finish_reason": "tool_calls"}], "usage": {}},
-            "token_capture": {"prompt_token_ids": prompt, "output_token_ids": output},
-            **extra,
+            "timestamp": at, "response": {"choices": [{"finish_reason": "tool_calls"}], "usage": {}},
+            "token_capture": {"prompt_token_ids": prompt, "output_token_ids": output}, **extra,
         },
-    }
+    }  # fmt: skip
 
 
 def tool_result(text: str, code: int = 0, at: Any = 1001.0) -> dict[str, Any]:
@@ -130,15 +116,13 @@ def tool_result(text: str, code: int = 0, at: Any = 1001.0) -> dict[str, Any]:
 
 
 def native_messages(first: str = 'send_message agent2 "plan: I\'ll take src/moor.py"') -> list[dict[str, Any]]:
+    mail = "[Message from agent2 — agent2 is BLOCKED waiting for your reply]: mine is src/sail.py"
     return [
         {"role": "system", "content": "You work in a pair."},
         {"role": "user", "content": "Moor the boat."},
         native_turn([1, 2, 3], [10, 11], first),
         tool_result("Message sent to agent2"),
-        {
-            "role": "user",
-            "content": "[Message from agent2 — agent2 is BLOCKED waiting for your reply]: mine is src/sail.py",
-        },
+        {"role": "user", "content": mail},
         native_turn([1, 2, 3, 10, 11, 4], [12, 13], "sed -i s/4/5/ src/moor.py", at="2026-03-01T09:00:00Z"),
         tool_result("sed: no such file", code=2),
     ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, write_spec
+from tests.support.waiting import until
 
 ASSETS = asset_definitions()
 
@@ -61,13 +66,25 @@ def rows(lake: Lake, table: str, asset: str = "rl_checkpoint", name: str = "firs
     return lake.read(Ref(asset, "experiment", name), table).to_pylist()
 
 
-KILLED = """
+_RUN = """
 import sys
 from pathlib import Path
 from tests.support import reinforcement
 folder = Path(sys.argv[1])
 reinforcement.make(folder, reinforcement.Lake(folder / "data"), "rl_checkpoint")
 """
+
+
+def kill_when(folder: Path, reached: Callable[[], object]) -> list[psutil.Process]:
+    """Reinforce in another process, and kill it when `reached`; return its descendants of that moment."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", _RUN, str(folder)], env=environment)
+    until(lambda: reached() or run.poll() is not None, 240, every=0.01)
+    assert run.poll() is None, "the run ended too early"
+    owned = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    return owned
 
 
 BY_VLLM = {"engine": '"vllm"'}

@@ -134,9 +134,7 @@ class Repository:
             feature.mkdir(parents=True)
             after = solved(number)
             if conflict and number == "2":
-                after["moor.py"] = after["moor.py"].replace(
-                    "def rope(n):\n    return n\n", "def rope(n):\n    return 2 * n\n"
-                )
+                after["moor.py"] = after["moor.py"].replace(SOLVED["1"][0], "def rope(n):\n    return 2 * n\n")
             (feature / "feature.md").write_text(f"Change `moor.py`: {ISSUE}\n")
             (feature / "feature.patch").write_text(self.patch(FILES, after))
             hidden = {**FILES, f"tests/test_feature{number}.py": HIDDEN[number]}
@@ -151,41 +149,27 @@ class Repository:
         """A row of R2E-Gym's schema."""
         after = solved("1", "2")["moor.py"]
         changed = {"moor.py": after, "tests/test_moor.py": "raise SystemExit\n"}
-        diffs = [
-            {"header": {"file": {"path": path}}, "old_file_content": "", "new_file_content": text}
-            for path, text in changed.items()
-        ]
+        head = {"old_file_content": ""}
+        diffs = [head | {"header": {"file": {"path": path}}, "new_file_content": changed[path]} for path in changed]
+        tests = {"test_file_names": ["test_1.py", "test_2.py"], "test_file_codes": [HIDDEN["1"], HIDDEN["2"]]}
+        passed = {"test_rope": "PASSED", "\x1b[1mTestKnot.test_knot\x1b[0m": "PASSED"}
         return {
-            "repo_name": "moor",
-            "docker_image": image,
-            "commit_hash": self.commit,
+            "repo_name": "moor", "docker_image": image, "commit_hash": self.commit,
             "parsed_commit_content": json.dumps({"file_diffs": diffs}),
-            "execution_result_content": json.dumps(
-                {"test_file_names": ["test_1.py", "test_2.py"], "test_file_codes": [HIDDEN["1"], HIDDEN["2"]]}
-            ),
-            "expected_output_json": json.dumps({"test_rope": "PASSED", "\x1b[1mTestKnot.test_knot\x1b[0m": "PASSED"}),
-            "problem_statement": f"x [ISSUE] {ISSUE} [/ISSUE]",
-            **changes,
-        }
+            "execution_result_content": json.dumps(tests), "expected_output_json": json.dumps(passed),
+            "problem_statement": f"x [ISSUE] {ISSUE} [/ISSUE]", **changes,
+        }  # fmt: skip
 
     def swe_row(self, **changes: Any) -> dict[str, Any]:
         """A row of SWE-bench's schema."""
-        hidden = {
-            **FILES,
-            "tests/test_moor.py": FILES["tests/test_moor.py"]
-            + f"\n\ndef test_rope():\n    {SAYS}    assert moor.rope(4) == 8\n",
-        }
+        test = f"\n\ndef test_rope():\n    {SAYS}    assert moor.rope(4) == 8\n"
+        hidden = FILES | {"tests/test_moor.py": FILES["tests/test_moor.py"] + test}
         return {
-            "instance_id": "moor__moor-7",
-            "repo": "moor/moor",
-            "base_commit": self.commit,
-            "problem_statement": ISSUE,
-            "patch": self.patch(FILES, solved("1")),
-            "test_patch": self.patch(FILES, hidden),
+            "instance_id": "moor__moor-7", "repo": "moor/moor", "base_commit": self.commit, "problem_statement": ISSUE,
+            "patch": self.patch(FILES, solved("1")), "test_patch": self.patch(FILES, hidden),
             "FAIL_TO_PASS": json.dumps(["tests/test_moor.py::test_rope"]),
-            "PASS_TO_PASS": json.dumps(["tests/test_moor.py::test_there"]),
-            **changes,
-        }
+            "PASS_TO_PASS": json.dumps(["tests/test_moor.py::test_there"]), **changes,
+        }  # fmt: skip
 
     def _git(self, *arguments: str, at: Path | None = None) -> str:
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **GIT}

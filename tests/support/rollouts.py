@@ -39,52 +39,24 @@ def agent(
         text, mail = step if isinstance(step, tuple) else (step, None)
         actions, error = read_actions(text, message_commands=message_commands)
         inbox = [{"from": sender, "message": message} for sender, message in (mail or {}).items()]
-        record.turns.append(
-            Turn(
-                number,
-                text,
-                actions=actions,
-                parse_error=error,
-                inbox=inbox,
-                output_ids=[1] * 10,
-                prompt_ids=[1],
-                capture="native",
-            )
-        )
+        captured = {"output_ids": [1] * 10, "prompt_ids": [1], "capture": "native"}
+        record.turns.append(Turn(number, text, actions=actions, parse_error=error, inbox=inbox, **captured))
     return record
 
 
-def rollout(
-    *agents: AgentRecord,
-    rollout_id: str = "r1",
-    task_id: str | None = "t1",
-    outcome: Mapping[str, Any] | None = None,
-    **columns: Any,
-) -> RolloutRecord:
+def rollout(*agents: AgentRecord, outcome: Mapping[str, Any] | None = None, **columns: Any) -> RolloutRecord:
     outcome = {"reward": 1.0, "verdict": "passed"} if outcome is None else dict(outcome)
-    given = {"origin": "set", "suite": "s", "repo": "harbor", **columns}
-    return RolloutRecord(rollout_id=rollout_id, task_id=task_id, agents=list(agents), outcome=outcome, **given)
+    given = {"rollout_id": "r1", "task_id": "t1", "origin": "set", "suite": "s", "repo": "harbor", **columns}
+    return RolloutRecord(agents=list(agents), outcome=outcome, **given)
 
 
 def planning_pair(rollout_id: str = "r1", **columns: Any) -> RolloutRecord:
     """Both plan, then do their part."""
-    return rollout(
-        agent(
-            "agent1",
-            [(say(PLAN), {"agent2": REPLY}), run("cat src/harbor/tides.py"), run("sed -i s/1/7/ src/harbor/tides.py")],
-        ),
-        agent(
-            "agent2",
-            [
-                (say(REPLY, "agent1"), {"agent1": PLAN}),
-                run("cat src/harbor/quay.py"),
-                run("sed -i s/1/7/ src/harbor/quay.py"),
-            ],
-            role="responder",
-        ),
-        rollout_id=rollout_id,
-        **columns,
-    )
+    tides, quay = "src/harbor/tides.py", "src/harbor/quay.py"
+    first = [(say(PLAN), {"agent2": REPLY}), run(f"cat {tides}"), run(f"sed -i s/1/7/ {tides}")]
+    second = [(say(REPLY, "agent1"), {"agent1": PLAN}), run(f"cat {quay}"), run(f"sed -i s/1/7/ {quay}")]
+    pair = agent("agent1", first), agent("agent2", second, role="responder")
+    return rollout(*pair, rollout_id=rollout_id, **columns)
 
 
 def prompt(text: str) -> Message:
@@ -92,14 +64,8 @@ def prompt(text: str) -> Message:
 
 
 def tasks(*rows: Mapping[str, Any]) -> pa.Table:
-    default = {
-        "task_id": "t1",
-        "suite": "s",
-        "repo": "harbor",
-        "split": "train",
-        "instruction": INSTRUCTION,
-        "payload": "{}",
-    }
+    default = {"task_id": "t1", "suite": "s", "repo": "harbor", "split": "train", "payload": "{}"}
+    default["instruction"] = INSTRUCTION
     return from_rows("tasks", [{**default, **row} for row in (rows or ({},))])
 
 

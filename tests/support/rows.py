@@ -49,113 +49,68 @@ def sharegpt_row() -> dict[str, Any]:
 def r2e_row() -> dict[str, Any]:
     def step(index: int, thought: str, action: str, seen: str, tokens: int) -> dict[str, Any]:
         return {
-            "step_idx": index,
-            "thought": thought,
-            "action": action,
-            "observation": seen,
-            "done": False,
-            "info": {"total_time": 0.5},
-            "token_usage_completion": tokens,
-            "llm_exec_time": 0.1,
-        }
+            "step_idx": index, "thought": thought, "action": action, "observation": seen, "done": False,
+            "info": {"total_time": 0.5}, "token_usage_completion": tokens, "llm_exec_time": 0.1,
+        }  # fmt: skip
 
     ls = "<function=execute_bash>\n  <parameter=cmd>ls</parameter>\n</function>"
+    finish = "<function=finish>\n</function>"
+    agent = {"system_prompt": "You have a shell.", "instance_prompt": "Fix: {problem_statement}"}
     return {
-        "trajectory_steps": [
-            step(0, "I look.", ls, "moor.py", 30),
-            step(1, "", "<function=finish>\n</function>", "bye", 0),
-        ],
-        "problem_statement": "Moor the boat.",
-        "docker_image": "namanjain12/harbor_final:0a1b2c",
-        "agent_args": {
-            "system_prompt": "You have a shell.",
-            "instance_prompt": "Fix: {problem_statement}",
-            "llm_name": "helmsman-2",
-        },
-        "ds": {"repo_name": "harbor"},
-        "max_steps": 1,
-        "exit_reason": "max_step_limit",
-        "output_patch": "diff --git a/moor.py b/moor.py\n",
-        "reward": 1.0,
+        "trajectory_steps": [step(0, "I look.", ls, "moor.py", 30), step(1, "", finish, "bye", 0)],
+        "problem_statement": "Moor the boat.", "docker_image": "namanjain12/harbor_final:0a1b2c",
+        "agent_args": agent | {"llm_name": "helmsman-2"}, "ds": {"repo_name": "harbor"}, "max_steps": 1,
+        "exit_reason": "max_step_limit", "output_patch": "diff --git a/moor.py b/moor.py\n", "reward": 1.0,
         "test_output": "1 passed",
-    }
+    }  # fmt: skip
 
 
 def openhands_row() -> dict[str, Any]:
     """The old events; one response with two calls."""
-    message = {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [called("execute_bash", command="ls"), called("execute_bash", command="pwd")],
-    }
-    meta = {
-        "tool_call_id": "c1",
-        "function_name": "execute_bash",
-        "model_response": {"id": "m1", "choices": [{"message": message}]},
-    }
+    calls = [called("execute_bash", command=command) for command in ("ls", "pwd")]
+    response = {"id": "m1", "choices": [{"message": {"role": "assistant", "content": "I look.", "tool_calls": calls}}]}
+    meta = {"tool_call_id": "c1", "function_name": "execute_bash", "model_response": response}
+    task = {"source": "user", "action": "message", "args": {"content": "Moor the boat."}}
+    changed = {"source": "environment", "observation": "agent_state_changed", "content": ""}
+    ran = {"source": "agent", "observation": "run", "extras": {"metadata": {"exit_code": 0}}}
     return {
-        "instance_id": "pier__moor-12",
-        "instruction": "Moor the boat.",
+        "instance_id": "pier__moor-12", "instruction": "Moor the boat.",
         "metadata": {"llm_config": {"model": "helmsman-2"}},
-        "test_result": {"git_patch": "diff --git a/moor.py b/moor.py\n"},
-        "report": {"resolved": False},
+        "test_result": {"git_patch": "diff --git a/moor.py b/moor.py\n"}, "report": {"resolved": False},
         "history": [
             {"source": "agent", "action": "system", "args": {"content": "You have a shell."}},
-            {
-                "source": "user",
-                "action": "message",
-                "args": {"content": "Moor the boat."},
-                "timestamp": "2026-03-01T09:00:00",
-            },
-            {
-                "source": "environment",
-                "observation": "agent_state_changed",
-                "content": "",
-                "extras": {"agent_state": "running"},
-            },
+            task | {"timestamp": "2026-03-01T09:00:00"},
+            changed | {"extras": {"agent_state": "running"}},
             {"source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": meta},
             {"source": "agent", "action": "run", "args": {"command": "pwd"}, "tool_call_metadata": meta},
-            {"source": "agent", "observation": "run", "content": "moor.py", "extras": {"metadata": {"exit_code": 0}}},
-            {"source": "agent", "observation": "run", "content": "/work", "extras": {"metadata": {"exit_code": 0}}},
+            ran | {"content": "moor.py"},
+            ran | {"content": "/work"},
             {"source": "agent", "action": "finish", "args": {"outputs": {"word": "done"}, "thought": "Moored."}},
         ],
-    }
+    }  # fmt: skip
 
 
 def openhands_typed_row() -> dict[str, Any]:
     """The new events."""
     call = {"id": "c1", "name": "terminal", "arguments": json.dumps({"command": "ls"}), "origin": "completion"}
+
+    def text(words: str) -> dict[str, str]:
+        return {"type": "text", "text": words}
+
+    def message(source: str, role: str, words: str) -> dict[str, Any]:
+        return {"kind": "MessageEvent", "source": source, "llm_message": {"role": role, "content": [text(words)]}}
+
+    action = {"kind": "ActionEvent", "source": "agent", "thought": [text("I look.")], "tool_call": call}
     return {
         "instance_id": "pier__moor-12",
         "history": [
-            {
-                "kind": "SystemPromptEvent",
-                "source": "agent",
-                "system_prompt": {"type": "text", "text": "You have a shell."},
-            },
-            {
-                "kind": "MessageEvent",
-                "source": "user",
-                "llm_message": {"role": "user", "content": [{"type": "text", "text": "Moor."}]},
-            },
-            {
-                "kind": "ActionEvent",
-                "source": "agent",
-                "thought": [{"type": "text", "text": "I look."}],
-                "tool_call": call,
-                "llm_response_id": "m1",
-            },
-            {
-                "kind": "ObservationEvent",
-                "observation": {"content": [{"type": "text", "text": "moor.py"}], "exit_code": 0},
-            },
+            {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": text("You have a shell.")},
+            message("user", "user", "Moor."),
+            action | {"llm_response_id": "m1"},
+            {"kind": "ObservationEvent", "observation": {"content": [text("moor.py")], "exit_code": 0}},
             {"kind": "AgentErrorEvent", "error": "no such tool"},
             {"kind": "ConversationStateUpdateEvent", "key": "x"},
-            {
-                "kind": "MessageEvent",
-                "source": "agent",
-                "llm_message": {"role": "assistant", "content": [{"type": "text", "text": "Moored."}]},
-            },
+            message("agent", "assistant", "Moored."),
         ],
     }
 
@@ -179,16 +134,12 @@ def openhands_flat_row() -> dict[str, Any]:
 
 def verifiers_row() -> dict[str, Any]:
     """A rollout as verifiers saves it: calls as JSON texts, the tools within `info`."""
+    answers = [{**m, "tool_calls": [json.dumps(c) for c in m.get("tool_calls", [])] or None} for m in chat()[2:]]
+    info = json.dumps({"oai_tools": [tool("bash", command="string")]})
     return {
-        "example_id": 0,
-        "prompt": chat()[:2],
-        "completion": [
-            {**m, "tool_calls": [json.dumps(c) for c in m.get("tool_calls", [])] or None} for m in chat()[2:]
-        ],
-        "reward": 1.0,
-        "info": json.dumps({"oai_tools": [tool("bash", command="string")]}),
+        "example_id": 0, "prompt": chat()[:2], "completion": answers, "reward": 1.0, "info": info,
         "is_truncated": False,
-    }
+    }  # fmt: skip
 
 
 def swift_row() -> dict[str, Any]:
@@ -218,21 +169,18 @@ def factory_row() -> dict[str, Any]:
         ("tool", 0.0, [("text", "moor.py")]),
         ("assistant", 1.0, [("text", "Moored.")]),
     ]
-    return {
-        "messages": [
-            {"role": role, "loss_weight": weight, "content": [{"type": kind, "value": text} for kind, text in content]}
-            for role, weight, content in parts
-        ]
-    }
+    messages = [
+        {"role": role, "loss_weight": weight, "content": [{"type": kind, "value": text} for kind, text in content]}
+        for role, weight, content in parts
+    ]
+    return {"messages": messages}
 
 
 def tool(name: str, **parameters: str) -> dict[str, Any]:
     """Return a schema; `parameters` are names of JSON types."""
     properties = {key: {"type": kind} for key, kind in parameters.items()}
-    return {
-        "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": properties}},
-    }
+    schema = {"name": name, "parameters": {"type": "object", "properties": properties}}
+    return {"type": "function", "function": schema}
 
 
 def verl_row() -> dict[str, Any]:
@@ -249,17 +197,14 @@ def trl_row(ids: list[int], spans: list[tuple[int, int]]) -> dict[str, Any]:
 def atif_document(**changes: Any) -> dict[str, Any]:
     """A copied step, a turn with ids and log-probabilities, a step that no model made, a closing turn."""
     document = {
-        "schema_version": "ATIF-v1.7",
-        "session_id": "s1",
+        "schema_version": "ATIF-v1.7", "session_id": "s1",
         "agent": {"name": "terminus", "version": "2", "model_name": "helmsman-2"},
         "steps": [
             {"source": "system", "message": "You have a shell."},
             {"source": "user", "message": "Moor the boat.", "timestamp": "2026-03-01T09:00:00Z"},
             {"source": "agent", "message": "Earlier.", "is_copied_context": True},
             {
-                "source": "agent",
-                "message": "I look.",
-                "reasoning_content": "hm",
+                "source": "agent", "message": "I look.", "reasoning_content": "hm",
                 "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}],
                 "observation": {"results": [{"source_call_id": "c1", "content": "moor.py"}]},
                 "metrics": {"prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.5, -0.25]},
@@ -267,7 +212,7 @@ def atif_document(**changes: Any) -> dict[str, Any]:
             {"source": "agent", "message": "dispatch", "llm_call_count": 0},
             {"source": "agent", "message": "Moored.", "metrics": {"completion_tokens": 3}},
         ],
-    }
+    }  # fmt: skip
     document["steps"] = [{"step_id": i + 1, **step} for i, step in enumerate(document["steps"])]
     return {**document, **changes}
 
@@ -336,13 +281,8 @@ def completion_row() -> dict[str, Any]:
 
 
 def taubench_row() -> dict[str, Any]:
-    return {
-        "task_id": 3,
-        "reward": 1.0,
-        "info": {"task": {"user_id": "u"}},
-        "traj": [*chat(), *chat()[1:2], *chat()[4:]],
-        "trial": 0,
-    }
+    talk = [*chat(), *chat()[1:2], *chat()[4:]]
+    return {"task_id": 3, "reward": 1.0, "info": {"task": {"user_id": "u"}}, "traj": talk, "trial": 0}
 
 
 def vibe_rows() -> list[dict[str, Any]]:
@@ -379,17 +319,10 @@ def autogen_state() -> dict[str, Any]:
 
 
 ROWS = {
-    "bedrock": bedrock_row(),
-    "completion_log": completion_row(),
-    "taubench": taubench_row(),
-    "vercel_ai": vercel_row(),
-    "messages": messages_row(),
-    "sharegpt": sharegpt_row(),
-    "r2e_gym": r2e_row(),
-    "openhands": openhands_row(),
-    "verl": verl_row(),
-    "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
-}
+    "bedrock": bedrock_row(), "completion_log": completion_row(), "taubench": taubench_row(), "vercel_ai": vercel_row(),
+    "messages": messages_row(), "sharegpt": sharegpt_row(), "r2e_gym": r2e_row(), "openhands": openhands_row(),
+    "verl": verl_row(), "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
+}  # fmt: skip
 """Format -> a row of it."""
 OTHERS = {
     "openhands": [openhands_typed_row(), openhands_flat_row()],

@@ -25,43 +25,40 @@ def use(call: str, **arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": "Bash", "input": arguments or {"command": f"echo {call}"}}
 
 
-def result(call: str, text: str) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": call, "content": [{"type": "text", "text": text}]}
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def result(call: str, words: str) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": [text(words)]}
 
 
 def claude_session() -> list[dict[str, Any]]:
     """A retry, two calls of one response whose results hang on either, an error of the provider, a compaction that
     keeps the last message, and a sub-agent."""
     task = {"type": "tool_use", "id": "t3", "name": "Task", "input": {"prompt": "Look at the pier."}}
+    boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "c1", "parentUuid": None}
     line = claude_line
     return [
         {"type": "summary", "summary": "Mooring", "leafUuid": "a4"},
         line("u1", None, "user", "Moor the boat."),
         {"type": "attachment", "uuid": "x1", "parentUuid": "u1", "sessionId": SESSION},
-        line("a0", "x1", "assistant", [{"type": "text", "text": "No."}], id="m0", stop="end_turn"),
+        line("a0", "x1", "assistant", [text("No.")], id="m0", stop="end_turn"),
         line("a1", "x1", "assistant", [{"type": "thinking", "thinking": "hm", "signature": "s"}], id="m1", stop=None),
         line("a2", "a1", "assistant", [use("t1")], id="m1"),
         line("a3", "a2", "assistant", [use("t2")], id="m1"),
         line("r2", "a3", "user", [result("t2", "two")]),
         line("r1", "a2", "user", [result("t1", "one")]),
-        line("e1", "r1", "assistant", [{"type": "text", "text": "API Error"}], id="e", isApiErrorMessage=True),
-        line("a4", "e1", "assistant", [{"type": "text", "text": "Moored."}], id="m2", stop="end_turn"),
-        {
-            "type": "system",
-            "subtype": "compact_boundary",
-            "uuid": "c1",
-            "parentUuid": None,
-            "compactMetadata": {"preservedSegment": {"headUuid": "a4", "anchorUuid": "s1", "tailUuid": "a4"}},
-        },
+        line("e1", "r1", "assistant", [text("API Error")], id="e", isApiErrorMessage=True),
+        line("a4", "e1", "assistant", [text("Moored.")], id="m2", stop="end_turn"),
+        boundary | {"compactMetadata": {"preservedSegment": {"headUuid": "a4", "anchorUuid": "s1", "tailUuid": "a4"}}},
         line("s1", "c1", "user", "Summary: it is moored.", isCompactSummary=True),
         line("u2", "s1", "user", "Check."),
         line("a5", "u2", "assistant", [task], id="m3"),
         line("p1", None, "user", "Look at the pier.", isSidechain=True),
-        line(
-            "p2", "p1", "assistant", [{"type": "text", "text": "A pier."}], id="m4", stop="end_turn", isSidechain=True
-        ),
+        line("p2", "p1", "assistant", [text("A pier.")], id="m4", stop="end_turn", isSidechain=True),
         line("r3", "a5", "user", [result("t3", "A pier.")]),
-        line("a6", "r3", "assistant", [{"type": "text", "text": "Fine."}], id="m5", stop="end_turn"),
+        line("a6", "r3", "assistant", [text("Fine.")], id="m5", stop="end_turn"),
     ]
 
 
@@ -93,14 +90,12 @@ def codex_session() -> list[dict[str, Any]]:
         "dynamic_tools": [{"name": "lookup", "description": "Look.", "parameters": {"type": "object"}}],
     }
     usage = {"type": "token_count", "info": {"last_token_usage": {"input_tokens": 5, "output_tokens": 1}}}
+    first = [said("developer", "Be brief."), said("user", "Moor the boat."), *items()]
     kept = [said("user", "Moor the boat."), said("user", "Summary: it is moored.")]
     payloads = [
         ("session_meta", meta),
         ("turn_context", {"model": "gpt-x"}),
-        *(
-            ("response_item", item)
-            for item in (said("developer", "Be brief."), said("user", "Moor the boat."), *items())
-        ),
+        *(("response_item", item) for item in first),
         ("event_msg", usage),
         ("response_item", said("user", "And the other?")),
         ("response_item", said("assistant", "Which?")),
@@ -126,12 +121,8 @@ def gemini_records() -> list[dict[str, Any]]:
     part = {"functionResponse": {"id": "c1", "name": "run", "response": answer}}
     call = {"id": "c1", "name": "run", "args": {"command": "ls"}, "status": "success", "result": [part]}
     first = {
-        "id": "2",
-        "type": "gemini",
-        "content": "I look.",
-        "model": "gemini-x",
-        "tokens": {"input": 4, "output": 2},
-    }
+        "id": "2", "type": "gemini", "content": "I look.", "model": "gemini-x", "tokens": {"input": 4, "output": 2},
+    }  # fmt: skip
     first |= {"thoughts": [{"subject": "Look", "description": "hm"}], "timestamp": "2026-03-01T10:00:01Z"}
     return [
         {"sessionId": SESSION, "projectHash": "f00", "startTime": "2026-03-01T10:00:00Z", "kind": "main"},
@@ -163,12 +154,8 @@ def qwen_session() -> list[dict[str, Any]]:
 
     def line(uuid: str, parent: str | None, kind: str, *parts: Any, **more: Any) -> dict[str, Any]:
         role = "model" if kind == "assistant" else "user"
-        facts = {"sessionId": SESSION, "cwd": "/home/user/pier", "timestamp": "2026-03-01T10:00:00Z"}
-        return (
-            {"uuid": uuid, "parentUuid": parent, "type": kind, "message": {"role": role, "parts": [*parts]}}
-            | facts
-            | more
-        )
+        row = {"uuid": uuid, "parentUuid": parent, "type": kind, "message": {"role": role, "parts": [*parts]}}
+        return {**row, "sessionId": SESSION, "cwd": "/home/user/pier", "timestamp": "2026-03-01T10:00:00Z", **more}
 
     usage = {"promptTokenCount": 5, "candidatesTokenCount": 2}
     return [
@@ -189,12 +176,8 @@ def nemo_row() -> dict[str, Any]:
     ids = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.25]}
     output = [*items()[:-1], {**items()[-1], **ids}]
     schema = {
-        "type": "function",
-        "name": "shell",
-        "description": "Run.",
-        "parameters": {"type": "object"},
-        "strict": True,
-    }
+        "type": "function", "name": "shell", "description": "Run.", "parameters": {"type": "object"}, "strict": True,
+    }  # fmt: skip
     request = {"input": [{"role": "user", "content": "Moor the boat."}], "tools": [schema], "temperature": 0.5}
     response = {"output": output, "model": "helmsman-2", "usage": {"output_tokens": 7}, "incomplete_details": None}
     return {"responses_create_params": request, "response": response, "reward": 1.0, "task_id": "pier__moor-12"}
@@ -235,8 +218,7 @@ def inspect_sample() -> dict[str, Any]:
     call = {"id": "c1", "function": "bash", "arguments": {"cmd": "ls"}, "type": "function"}
     schema = {"name": "bash", "description": "Run.", "parameters": {"type": "object", "properties": {}}}
     return {
-        "id": "pier__moor-12",
-        "epoch": 1,
+        "id": "pier__moor-12", "epoch": 1,
         "messages": [
             {"role": "user", "content": "attachment://f1", "source": "input"},
             {"role": "assistant", "content": "Like this.", "source": "input"},
@@ -247,11 +229,9 @@ def inspect_sample() -> dict[str, Any]:
         ],
         "output": {"model": "m", "choices": [{"message": {}, "stop_reason": "stop"}]},
         "scores": {"match": {"value": "C"}, "speed": {"value": 0.25}},
-        "events": [{"event": "model", "tools": [schema]}],
-        "model_usage": {"m": {"output_tokens": 7}},
-        "attachments": {"f1": "Moor the boat."},
-        "total_time": 2.5,
-    }
+        "events": [{"event": "model", "tools": [schema]}], "model_usage": {"m": {"output_tokens": 7}},
+        "attachments": {"f1": "Moor the boat."}, "total_time": 2.5,
+    }  # fmt: skip
 
 
 def inspect_log(*samples: Any) -> dict[str, Any]:
@@ -294,13 +274,8 @@ def tau2_results() -> dict[str, Any]:
     asked = {"id": "c1", "name": "find", "arguments": {"id": 3}, "requestor": "assistant"}
     own = {"id": "c2", "name": "reboot", "arguments": {}, "requestor": "user"}
     simulation = {
-        "id": "x",
-        "task_id": "7",
-        "termination_reason": "user_stop",
-        "seed": 300,
-        "duration": 4.5,
-        "start_time": "2026-03-01T10:00:00",
-        "reward_info": {"reward": 1.0},
+        "id": "x", "task_id": "7", "termination_reason": "user_stop", "seed": 300, "duration": 4.5,
+        "start_time": "2026-03-01T10:00:00", "reward_info": {"reward": 1.0},
         "messages": [
             {"role": "assistant", "content": "Hi! How can I help?", "tool_calls": None},
             {"role": "user", "content": "Find it.", "tool_calls": None},
@@ -311,7 +286,7 @@ def tau2_results() -> dict[str, Any]:
             {"role": "tool", "id": "c2", "content": "rebooted", "requestor": "user"},
             {"role": "user", "content": "Thanks ###STOP###", "tool_calls": None},
         ],
-    }
+    }  # fmt: skip
     info = {
         "agent_info": {"llm": "helmsman-2", "llm_args": {"temperature": 0.0}},
         "environment_info": {"domain_name": "telecom", "policy": "# Policy", "tool_defs": None},

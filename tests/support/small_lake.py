@@ -24,6 +24,8 @@ from etpi_resources.prefix_tree import CHAIN
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 Prompts = dict[tuple[str, str, int], list[int] | None]
+Rows = dict[str, list[dict[str, Any]]]
+"""Table -> its rows."""
 
 
 def random_turns(
@@ -57,25 +59,16 @@ def random_turns(
     return rows, prompts
 
 
-def put(
-    lake: Lake,
-    asset: str,
-    key: str,
-    tables: dict[str, list[dict[str, Any]]],
-    checks: tuple[CheckOutcome, ...] = (),
-    inputs: dict[str, str] | None = None,
-    **more: Any,
-) -> Manifest:
+def put(lake: Lake, asset: str, key: str, tables: Rows, **more: Any) -> Manifest:
     """Publish rows as an asset's version; its other tables are empty."""
     node = GRAPH[asset]
     filled: dict[str, pa.Table] = {name: empty(name) for name in node.tables}
     filled |= {name: from_rows(name, rows) for name, rows in tables.items()}
-    ref = Ref(asset, node.set, key)
-    keys = {"input_key": f"{asset}:{key}", "inputs": inputs or {}, "spec_hash": "s"}
-    return lake.publish(ref, filled, **keys, checks=checks, **more)
+    keys = {"input_key": f"{asset}:{key}", "inputs": {}, "spec_hash": "s"}
+    return lake.publish(Ref(asset, node.set, key), filled, **keys | more)
 
 
-def spec(noun: str, name: str, title: str, **content: Any) -> dict[str, list[dict[str, Any]]]:
+def spec(noun: str, name: str, title: str, **content: Any) -> Rows:
     return {"specs": [{"kind": noun, "name": name, "title": title, "spec": json.dumps(content), "sha256": name}]}
 
 
@@ -91,7 +84,7 @@ def rollout(rollout_id: str, teacher: str, **more: Any) -> dict[str, Any]:
     return row | more
 
 
-def conversation(rollout_id: str, think: int = 2) -> dict[str, list[dict[str, Any]]]:
+def conversation(rollout_id: str, think: int = 2) -> Rows:
     """Two agents of three turns; each prompt extends the last by two ids."""
     turns, agents, messages = [], [], []
     for number, agent in enumerate(("agent1", "agent2")):
@@ -122,7 +115,7 @@ def conversation(rollout_id: str, think: int = 2) -> dict[str, list[dict[str, An
     return {"agents": agents, "turns": turns, "messages": messages}
 
 
-def merged(*parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def merged(*parts: Rows) -> Rows:
     return {name: [row for part in parts for row in part.get(name, [])] for name in parts[0]}
 
 
@@ -156,13 +149,9 @@ def turn_scores(rollout_id: str, adhering: int) -> list[dict[str, Any]]:
 
 def checkpoint(checkpoint_id: str, experiment: str, role: str, **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "checkpoint_id": checkpoint_id,
-        "experiment": experiment,
-        "role": role,
-        "step": 0,
-        "final": True,
+        "checkpoint_id": checkpoint_id, "experiment": experiment, "role": role, "step": 0, "final": True,
         "method": role,
-    }
+    }  # fmt: skip
     return row | {"path": f"checkpoints/{checkpoint_id}", "wall_seconds": 12.0, "hyperparameters": "{}", **more}
 
 
@@ -176,7 +165,7 @@ def dataset_row(rollout_id: str, agent: str, turn: int, **more: Any) -> dict[str
     return row | more
 
 
-def dataset(rollout_id: str) -> dict[str, list[dict[str, Any]]]:
+def dataset(rollout_id: str) -> Rows:
     rows = [dataset_row(rollout_id, agent, turn) for agent in ("agent1", "agent2") for turn in range(3)]
     for row in rows:
         row["weight"] = 12.0 if row["turn"] == 0 else 1.0
@@ -199,23 +188,13 @@ def make(root: Path) -> Lake:
     task = {"task_id": "t1", "suite": "coop", "repo": "harbor", "split": "train", "instruction": "fold the lantern"}
     refused = {"asset": "tasks", "source": "t2", "reason": "reference_fails", "detail": "mend the task"}
     put(lake, "tasks", "coop", {"tasks": [task], "quarantined": [refused]})
-    for name, teacher in (("strong_set", "strong"), ("weak_set", "weak")):
-        content = {
-            "kind": "live",
-            "suite": "coop",
-            "k": 2,
-            "engine": {"teacher": teacher},
-            "agent": {"tokenizer": "tiny"},
-        }
-        put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content))
+    content: dict[str, Any] = {"kind": "live", "suite": "coop", "k": 2, "agent": {"tokenizer": "tiny"}}
+    for teacher in ("strong", "weak"):
+        name = f"{teacher}_set"
+        put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content, engine={"teacher": teacher}))
+    blind = {"outcome": json.dumps(PASSED | {"details": {"verdict_trust": "blind"}})}
     strong = [
-        rollout(
-            "r1",
-            "strong",
-            rollout_set="strong_set",
-            sampler=json.dumps({"temperature": 0.7}),
-            outcome=json.dumps(PASSED | {"details": {"verdict_trust": "blind"}}),
-        ),
+        rollout("r1", "strong", rollout_set="strong_set", sampler=json.dumps({"temperature": 0.7}), **blind),
         rollout("r2", "strong", rollout_set="strong_set", sample=1),
     ]
     raw = merged(conversation("r1"), conversation("r2", think=3))
@@ -226,12 +205,8 @@ def make(root: Path) -> Lake:
     put(lake, "scored_rollouts", "strong_set", {"scores": scores, "agent_scores": behaviours, "turn_scores": held})
     weak = rollout("r3", "weak", rollout_set="weak_set", exit_status="LimitsExceeded")
     put(lake, "raw_rollouts", "weak_set", {"rollouts": [weak], **conversation("r3")})
-    put(
-        lake,
-        "scored_rollouts",
-        "weak_set",
-        {"scores": [score("r3", 1.0, False)], "agent_scores": agent_scores("r3", False)},
-    )
+    scored = {"scores": [score("r3", 1.0, False)], "agent_scores": agent_scores("r3", False)}
+    put(lake, "scored_rollouts", "weak_set", scored)
     _strong(lake)
     _follow_up(lake)
     _reinforced(lake)
@@ -239,29 +214,27 @@ def make(root: Path) -> Lake:
     board = {"experiment": "strong", "title": "Strong teacher", "checkpoint_role": "sft", "decoding": "t1"}
     figures = {"metric": "plan_first", "value": 0.9, "n": 24, "ci_low": 0.7, "ci_high": 1.0, "seeds": 1}
     put(lake, "leaderboard", "all", {"leaderboard": [board | figures]})
-    ceiling = {"experiment": "strong", "teacher": "strong", "filtered": True, "checkpoint_role": "sft"}
-    ceiling |= {"decoding": "t1", "metric": "plan_first", "n": 24}
-    ceiling |= {"teacher_value": 0.957, "selected_value": 1.0, "student_value": 0.9}
+    ceiling = {
+        "experiment": "strong", "teacher": "strong", "filtered": True, "checkpoint_role": "sft", "decoding": "t1",
+        "metric": "plan_first", "n": 24, "teacher_value": 0.957, "selected_value": 1.0, "student_value": 0.9,
+    }  # fmt: skip
     put(lake, "teacher_ceiling", "all", {"teacher_ceiling": [ceiling]})
     return lake
+
+
+def _experiment(lake: Lake, name: str, title: str, rollouts: str, base: dict[str, str], method: str) -> None:
+    content = {"rollout_sets": [rollouts], "seeds": [0], "base": base, "train": {"method": method}}
+    put(lake, "experiment_spec", name, spec("experiment", name, title, **content))
 
 
 def _curated(lake: Lake, experiment: str, rollout_id: str) -> Manifest:
     """Selection, pairs and data set of one rollout."""
     taken = {
-        "rollout_id": rollout_id,
-        "rollout_set": "strong_set",
-        "task_id": "t1",
-        "repo": "harbor",
-        "teacher": "strong",
-    }
+        "rollout_id": rollout_id, "rollout_set": "strong_set", "task_id": "t1", "repo": "harbor", "teacher": "strong",
+        "rule": "shortest_correct",
+    }  # fmt: skip
     left = {"stage": "selection", "rollout_id": "r2", "reason": "reward_below_minimum", "detail": "0.0 < 1.0"}
-    put(
-        lake,
-        "selected_trajectories",
-        experiment,
-        {"selected": [taken | {"rule": "shortest_correct"}], "dropped": [left]},
-    )
+    put(lake, "selected_trajectories", experiment, {"selected": [taken], "dropped": [left]})
     kept = ("rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids", "capture")
     pairs = [
         {
@@ -277,55 +250,36 @@ def _curated(lake: Lake, experiment: str, rollout_id: str) -> Manifest:
 
 
 def _strong(lake: Lake) -> None:
-    base = {"kind": "tiny", "tokenizer": "tiny"}
-    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": base, "train": {"method": "full"}}
-    put(lake, "experiment_spec", "strong", spec("experiment", "strong", "Strong teacher", **content))
+    _experiment(lake, "strong", "Strong teacher", "strong_set", {"kind": "tiny", "tokenizer": "tiny"}, "full")
     version = _curated(lake, "strong", "r1").version
     put(lake, "base_checkpoint", "strong", {"checkpoints": [checkpoint("base0", "strong", "base")]})
     sft = {"parent_id": "base0", "dataset_version": version, "seed": 0, "label_tokens": 15, "train_loss": 0.1}
-    rows = [
-        checkpoint("sft1-100", "strong", "sft", **sft | {"step": 100, "final": False}),
-        checkpoint("sft1", "strong", "sft", **sft | {"step": 200}),
-    ]
-    log = [
-        {"experiment": "strong", "role": "sft", "seed": 0, "step": step, "loss": 1 / (step + 1)} for step in range(3)
-    ]
+    last = checkpoint("sft1", "strong", "sft", **sft, step=200)
+    rows = [checkpoint("sft1-100", "strong", "sft", **sft, step=100, final=False), last]
+    line = {"experiment": "strong", "role": "sft", "seed": 0}
+    log = [line | {"step": step, "loss": 1 / (step + 1)} for step in range(3)]
     put(lake, "sft_checkpoint", "strong", {"checkpoints": rows, "training_log": log})
     put(lake, "rl_checkpoint", "strong", {})
-    last = max(rows, key=lambda row: row["step"])
     blamed = {
-        "seed": last["seed"], "step": last["step"], "objective": "solved", "dataset_row_id": "d-r1-agent1-0",
-        "rollout_id": "r1", "agent_id": "agent1", "turn": 0, "influence": -1.0, "influences": [-1.5, 0.5, 0.0],
+        "seed": 0, "step": 200, "objective": "solved", "dataset_row_id": "d-r1-agent1-0", "rollout_id": "r1",
+        "agent_id": "agent1", "turn": 0, "influence": -1.0, "influences": [-1.5, 0.5, 0.0],
     }  # fmt: skip
     put(lake, "blame", "strong", {"blame": [blamed]})
     probe = {"role": "sft", "seed": 0, "probe": "first_turn_message", "prompt_set": "heldout", "n": 20, "passed": True}
-    probes = [
-        probe | {"checkpoint_id": "sft1-100", "step": 100, "value": 0.5},
-        probe | {"checkpoint_id": "sft1", "value": 1.0},
-    ]
-    put(lake, "serving_probe", "strong", {"probes": probes})
-    evaluated = [
-        rollout(f"e-{role}", role, origin="eval", experiment="strong", checkpoint_role=role, seed=0, decoding="t1")
-        for role in ("base", "sft")
-    ]
-    put(
-        lake,
-        "eval_rollouts",
-        "strong",
-        {"rollouts": evaluated, **merged(conversation("e-base"), conversation("e-sft"))},
-    )
+    early, late = {"checkpoint_id": "sft1-100", "step": 100, "value": 0.5}, {"checkpoint_id": "sft1", "value": 1.0}
+    put(lake, "serving_probe", "strong", {"probes": [probe | early, probe | late]})
+    held = {"origin": "eval", "experiment": "strong", "seed": 0, "decoding": "t1"}
+    evaluated = [rollout(f"e-{role}", role, **held, checkpoint_role=role) for role in ("base", "sft")]
+    talk = merged(conversation("e-base"), conversation("e-sft"))
+    put(lake, "eval_rollouts", "strong", {"rollouts": evaluated, **talk})
     metrics = [
         metric("strong", role, name, value)
         for name in ("plan_first", "follow_through", "solved")
         for role, value in (("base", 0.1), ("sft", 0.9), ("teacher", 0.95))
     ]
     scores = [score("e-base", 0.0, False), score("e-sft", 1.0, True)]
-    put(
-        lake,
-        "eval_metrics",
-        "strong",
-        {"metrics": metrics, "scores": scores, "agent_scores": agent_scores("e-sft", True)},
-    )
+    figures = {"metrics": metrics, "scores": scores, "agent_scores": agent_scores("e-sft", True)}
+    put(lake, "eval_metrics", "strong", figures)
     report = {"experiment": "strong", "kind": "html", "path": "reports/strong/report.html", "bytes": 10}
     put(lake, "experiment_report", "strong", {"reports": [report], "changes": _changes(lake, "strong")})
     put(lake, "model_card", "strong", {"reports": [report | {"kind": "model_card"}]})
@@ -333,8 +287,7 @@ def _strong(lake: Lake) -> None:
 
 def _follow_up(lake: Lake) -> None:
     """Starts from the checkpoint of `strong`, on a rollout of its own; its data set was rebuilt since it trained."""
-    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": {"kind": "path"}, "train": {"method": "lora"}}
-    put(lake, "experiment_spec", "follow_up", spec("experiment", "follow_up", "From the strong student", **content))
+    _experiment(lake, "follow_up", "From the strong student", "strong_set", {"kind": "path"}, "lora")
     version = _curated(lake, "follow_up", "r3").version
     put(lake, "base_checkpoint", "follow_up", {"checkpoints": [checkpoint("sft1", "follow_up", "base")]})
     sft = {"parent_id": "sft1", "dataset_version": version, "seed": 0, "step": 50}
@@ -353,53 +306,36 @@ def _reinforced(lake: Lake) -> None:
          "entropies": [0.1 * at for at in range(18)] if called else None}
         for place, called in enumerate((True, False))
     ]  # fmt: skip
+    of: dict[str, Any] = {"experiment": "reinforced", "seed": 0}
     sampler = json.dumps({"temperature": 1.0, "top_p": 1.0, "max_tokens": 128, "seed": 0})
-    attempts = [
-        rollout(f"s-{place}", "sft1", origin="rl", experiment="reinforced", seed=0, sampler=sampler) for place in (0, 1)
-    ]
-    reinforced = checkpoint("rl1", "reinforced", "rl", parent_id="sft1", seed=0, step=1)
-    put(
-        lake,
-        "rl_checkpoint",
-        "reinforced",
-        {
-            "checkpoints": [reinforced],
-            "rl_samples": samples,
-            "rollouts": attempts,
-            **merged(conversation("s-0"), conversation("s-1")),
-        },
-    )
+    trained = {
+        "checkpoints": [checkpoint("rl1", "reinforced", "rl", parent_id="sft1", seed=0, step=1)],
+        "rl_samples": samples,
+        "rollouts": [rollout(f"s-{place}", "sft1", origin="rl", sampler=sampler, **of) for place in (0, 1)],
+    }
+    put(lake, "rl_checkpoint", "reinforced", trained | merged(conversation("s-0"), conversation("s-1")))
     outcome = json.dumps({"reward": 0.0, "verdict": "failed_tests", "details": {"depth": 3, "right": 2}})
-    evaluated = [
-        rollout(
-            f"f-{role}", role, origin="eval", experiment="reinforced", checkpoint_role=role, seed=0, decoding="t1",
-            outcome=outcome,
-        )
-        for role in ("sft", "rl")
-    ]  # fmt: skip
+    of |= {"origin": "eval", "decoding": "t1", "outcome": outcome}
+    evaluated = [rollout(f"f-{role}", role, checkpoint_role=role, **of) for role in ("sft", "rl")]
     talk = merged(conversation("f-sft"), conversation("f-rl"))
     put(lake, "eval_rollouts", "reinforced", {"rollouts": evaluated, **talk})
     unread = [row | {"parse_rate": 0.5} for row in agent_scores("f-sft", True)]
     scores = [score("f-sft", 0.0, True), score("f-rl", 1.0, True)]
-    found = {"scores": scores, "agent_scores": unread + agent_scores("f-rl", True)}
-    put(lake, "eval_metrics", "reinforced", found)
+    put(lake, "eval_metrics", "reinforced", {"scores": scores, "agent_scores": unread + agent_scores("f-rl", True)})
     put(lake, "experiment_report", "reinforced", {"changes": _changes(lake, "reinforced")})
 
 
 def _changes(lake: Lake, experiment: str) -> list[dict[str, Any]]:
     rollouts = lake.read(Ref("eval_rollouts", "experiment", experiment), "rollouts")
-    scores, agents = (
-        lake.read(Ref("eval_metrics", "experiment", experiment), table) for table in ("scores", "agent_scores")
-    )
+    metrics = Ref("eval_metrics", "experiment", experiment)
+    scores, agents = (lake.read(metrics, table) for table in ("scores", "agent_scores"))
     return changes_table(experiment, changes(rollouts, scores, agents, STORED)).to_pylist()
 
 
 def _blocked(lake: Lake) -> None:
-    content = {"rollout_sets": ["weak_set"], "seeds": [0], "base": {"kind": "tiny"}, "train": {"method": "full"}}
-    put(lake, "experiment_spec", "blocked", spec("experiment", "blocked", "Weak teacher", **content))
-    gate = CheckOutcome(
-        "teacher_gate", False, "plan_first of the teacher is 0.13, below 0.7; choose another", figures={"n": 24}
-    )
+    _experiment(lake, "blocked", "Weak teacher", "weak_set", {"kind": "tiny"}, "full")
+    message = "plan_first of the teacher is 0.13, below 0.7; choose another"
+    gate = CheckOutcome("teacher_gate", False, message, figures={"n": 24})
     note = CheckOutcome("role_balance", True, "0.5 of rows are proposers'", blocking=False)
     put(lake, "upweighted_dataset", "blocked", dataset("r3"), checks=(gate, note))
 
@@ -408,17 +344,13 @@ PAIRS = Ref("tito_pairs", "experiment", "plan_first")
 
 
 def turns(count: int, start: int = 0) -> pa.Table:
-    return from_rows(
-        "turns",
-        [
-            {
-                "rollout_id": f"r{i // 4}", "agent_id": "agent1", "turn": i % 4, "output_ids": [i, i + 1],
-                "capture": "native", "suffix_ids": [7, i] if i % 3 else None, "logprobs": [-0.5, -1.25],
-                "content": f"turn {i}",
-            }
-            for i in range(start, start + count)
-        ],
-    )  # fmt: skip
+    rows = [
+        {"rollout_id": f"r{i // 4}", "agent_id": "agent1", "turn": i % 4, "output_ids": [i, i + 1],
+         "capture": "native", "suffix_ids": [7, i] if i % 3 else None, "logprobs": [-0.5, -1.25],
+         "content": f"turn {i}"}
+        for i in range(start, start + count)
+    ]  # fmt: skip
+    return from_rows("turns", rows)
 
 
 def publish(lake: Lake, ref: Ref = PAIRS, rows: int = 5, input_key: str = "k", **options):

@@ -9,9 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +31,20 @@ class Family:
     """A family: its template, its control tokens (white space between them) and its model.
 
     Attributes:
+        template: one of TRL's, or of mistral-common by its version.
         bos: the token that the template writes first, None if it writes none.
         eos: ends a turn, and pads.
-        config: (size of the vocabulary, sizes that all families share) -> the model's configuration.
+        model_type: of transformers.
     """
 
-    template: Callable[[], str]
+    template: str
     control: str
     bos: str | None
     eos: str
-    config: Callable[[dict[str, Any]], Any]
+    model_type: str
+
+    def template_text(self) -> str:
+        return mistral_template(self.template) if self.template.startswith("v") else trl_template(self.template)
 
 
 @cache
@@ -97,6 +100,7 @@ _MISTRAL = (
     "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [CALL_ID] [ARGS] [TOOL_RESULTS] "
     "[TOOL_CONTENT] [/TOOL_RESULTS] [SYSTEM_PROMPT] [/SYSTEM_PROMPT]"
 )
+_GEMMA3 = "<pad> <bos> <eos> <start_of_turn> <end_of_turn>"
 _GEMMA4 = (
     "<pad> <bos> <eos> <|turn> <turn|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> "
     '<|channel> <channel|> <|think|> <|"|>'
@@ -105,29 +109,15 @@ _GLM = "<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observat
 _HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|>"
 
 FAMILIES = {
-    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", partial(small_config, "qwen3")),
-    "qwen3_6": Family(
-        lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", partial(small_config, "qwen3_5_text")
-    ),
-    "llama3_1": Family(
-        lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", partial(small_config, "llama")
-    ),
-    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", partial(small_config, "mistral")),
-    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", partial(small_config, "mistral")),
-    "gemma3": Family(
-        lambda: trl_template("gemma3"),
-        "<pad> <bos> <eos> <start_of_turn> <end_of_turn>",
-        "<bos>",
-        "<eos>",
-        partial(small_config, "gemma3_text"),
-    ),
-    "gemma4": Family(
-        lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", partial(small_config, "gemma4_text")
-    ),
-    "glm4_5": Family(lambda: trl_template("glm4moe"), _GLM, None, "<|endoftext|>", partial(small_config, "glm4_moe")),
-    "gpt_oss": Family(
-        lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", partial(small_config, "gpt_oss")
-    ),
+    "qwen3": Family("qwen3", _CHATML, None, "<|im_end|>", "qwen3"),
+    "qwen3_6": Family("qwen3_6", _CHATML, None, "<|im_end|>", "qwen3_5_text"),
+    "llama3_1": Family("llama3_1", _LLAMA, "<|begin_of_text|>", "<|eot_id|>", "llama"),
+    "mistral_v3": Family("v3", _MISTRAL, "<s>", "</s>", "mistral"),
+    "mistral_v11": Family("v11", _MISTRAL, "<s>", "</s>", "mistral"),
+    "gemma3": Family("gemma3", _GEMMA3, "<bos>", "<eos>", "gemma3_text"),
+    "gemma4": Family("gemma4_v5", _GEMMA4, "<bos>", "<eos>", "gemma4_text"),
+    "glm4_5": Family("glm4moe", _GLM, None, "<|endoftext|>", "glm4_moe"),
+    "gpt_oss": Family("gptoss", _HARMONY, "<|startoftext|>", "<|return|>", "gpt_oss"),
 }
 
 OF_CONSUMERS = {name for name in FAMILIES if name.startswith("mistral")}
@@ -147,7 +137,7 @@ def byte_tokenizer(family: Family) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=family.bos, eos_token=family.eos, clean_up_tokenization_spaces=False
     )
-    tokenizer.chat_template = family.template()
+    tokenizer.chat_template = family.template_text()
     return tokenizer
 
 
@@ -172,7 +162,8 @@ def make_student(name: str, folder: Path) -> Path:
         "tie_word_embeddings": True, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id,
         "pad_token_id": None,
     }  # fmt: skip
-    AutoModelForCausalLM.from_config(FAMILIES[name].config(sizes)).to(torch.float32).save_pretrained(folder)
+    config = small_config(FAMILIES[name].model_type, sizes)
+    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
     return folder
 
 

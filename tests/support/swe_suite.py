@@ -50,15 +50,9 @@ def make(
     The first `broken` tasks have a reference solution that solves nothing.
     """
     row = repository.swe_row()
-    rows = [
-        {
-            **row,
-            "instance_id": f"moor__moor-{n}",
-            "problem_statement": f"Issue {n}.",
-            **({"patch": _NOTE} if n < broken else {}),
-        }
-        for n in range(tasks)
-    ]
+    rows = [row | {"instance_id": f"moor__moor-{n}", "problem_statement": f"Issue {n}."} for n in range(tasks)]
+    for row in rows[:broken]:
+        row["patch"] = _NOTE
     data = write_lines(folder / "rows.jsonl", rows)
     checkouts = repository.checkouts(*(row["instance_id"] for row in rows))
     suite = _SUITE.format(proof=proof, path=json.dumps(str(data)), checkouts=json.dumps(str(checkouts)))

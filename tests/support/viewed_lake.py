@@ -17,7 +17,6 @@ from etpi.view.app import make_app
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake
-from etpi_resources.lake.schemas import TABLES
 from tests.support.small_lake import AT, checkpoint, dataset_row, merged, metric, put, rollout, score, spec
 
 HOSTILE = "<script>alert('x')</script>\u202e\x1b"
@@ -33,9 +32,7 @@ def action(command: str = "", to: str | None = None, message: str | None = None)
     return {"kind": kind, "command": command, "to": to, "message": message, "form": "xml", "pure": True}
 
 
-def turn(
-    rollout_id: str, agent: str, number: int, content: str, *actions: dict[str, Any], **more: Any
-) -> dict[str, Any]:
+def turn(rollout_id: str, agent: str, number: int, content: str, *actions: Any, **more: Any) -> dict[str, Any]:
     """Return a turn; its prompt is [1, 2, 3, 4] and then what each turn before it wrote and read."""
     row = {
         "rollout_id": rollout_id, "agent_id": agent, "turn": number, "prefix_turn": number - 1 if number else None,
@@ -52,15 +49,11 @@ def conversation(rollout_id: str, **columns: Any) -> dict[str, list[dict[str, An
     """Return rows of a rollout of two agents: agent1 sends a plan that agent2 reads a round later, then both work."""
     plan = f"plan: you take b {HOSTILE}"
     inbox = json.dumps([{"from": "agent1", "message": plan}])
+    begins = f"<think>who does what {HOSTILE}</think>first words"
+    looks = action(f"cat a # {HOSTILE}")
     turns = [
-        turn(
-            rollout_id,
-            "agent1",
-            0,
-            f"<think>who does what {HOSTILE}</think>first words",
-            action(to="agent2", message=plan),
-        ),  # fmt: skip
-        turn(rollout_id, "agent1", 1, "second words", action(f"cat a # {HOSTILE}"), observation=f"content {HOSTILE}"),
+        turn(rollout_id, "agent1", 0, begins, action(to="agent2", message=plan)),
+        turn(rollout_id, "agent1", 1, "second words", looks, observation=f"content {HOSTILE}"),
         turn(rollout_id, "agent2", 0, "other words", action("ls"), exit_code=2),
         turn(rollout_id, "agent2", 1, "answer words", action("sed -i s/1/2/ b"), inbox=inbox),
     ]
@@ -88,18 +81,14 @@ def outcome(verdict: str) -> str:
 
 def pairs(rollout_id: str) -> list[dict[str, Any]]:
     """Return the pairs of agent1: steering (id 2) is spliced out, and the first output id stripped."""
-    rows = []
-    for number in range(2):
-        rows.append(
-            {
-                "pair_id": f"{rollout_id}/agent1/{number}", "rollout_id": rollout_id, "agent_id": "agent1",
-                "turn": number, "prefix_turn": number - 1 if number else None,
-                "suffix_ids": [31] if number else [1, 3, 4], "output_ids": [20, 40], "input_tokens": 3 + 3 * number,
-                "capture": "native", "prompt_edit": "spliced+stripped" if number else "spliced", "think_removed": 1,
-                "format_tokens": 0, "metadata": json.dumps({"source_output_tokens": 3, "tail": HOSTILE}),
-            }
-        )  # fmt: skip
-    return rows
+    return [
+        {"pair_id": f"{rollout_id}/agent1/{number}", "rollout_id": rollout_id, "agent_id": "agent1",
+         "turn": number, "prefix_turn": number - 1 if number else None,
+         "suffix_ids": [31] if number else [1, 3, 4], "output_ids": [20, 40], "input_tokens": 3 + 3 * number,
+         "capture": "native", "prompt_edit": "spliced+stripped" if number else "spliced", "think_removed": 1,
+         "format_tokens": 0, "metadata": json.dumps({"source_output_tokens": 3, "tail": HOSTILE})}
+        for number in range(2)
+    ]  # fmt: skip
 
 
 def dataset(rollout_id: str, weights: tuple[float, ...]) -> dict[str, list[dict[str, Any]]]:
@@ -162,22 +151,15 @@ def _rollouts(lake: Lake) -> None:
     scores = [score(NAMES["teacher"], 1.0, True), score(NAMES["dropped"], 0.0, False) | {"output_tokens": 99}]
     put(lake, "scored_rollouts", SET, {"scores": scores})
     held = {"origin": "eval", "experiment": STUDY, "decoding": "t1", "task_id": "t2", "sample_seed": 0}
-    put(
-        lake,
-        "eval_rollouts",
-        STUDY,
-        merged(
-            conversation(NAMES["base"], **held, checkpoint_role="base", outcome=outcome("passed")),
-            conversation(NAMES["student"], **held, checkpoint_role="sft", seed=0, outcome=outcome("failed_tests")),
-        ),
-    )
+    base = conversation(NAMES["base"], **held, checkpoint_role="base", outcome=outcome("passed"))
+    student = conversation(NAMES["student"], **held, checkpoint_role="sft", seed=0, outcome=outcome("failed_tests"))
+    put(lake, "eval_rollouts", STUDY, merged(base, student))
     own = {"origin": "rl", "experiment": STUDY, "checkpoint_role": "rl", "seed": 0, "task_id": "t1"}
     sample = {
         "rollout_id": NAMES["rl"], "task_id": "t1", "seed": 0, "step": 2, "place": 0, "reward": 0.5, "advantage": 0.25,
         "parsed": True, "solved": True, "policy_tokens": 6, "read_tokens": 2,
+        "policy_logprobs": [-9.0] * 3 + [-0.1, -1.2, -4.0], "entropies": [9.0] * 3 + [0.0, 0.9, 2.0],
     }  # fmt: skip
-    if "policy_logprobs" in TABLES["rl_samples"].schema.names:
-        sample |= {"policy_logprobs": [-9.0] * 3 + [-0.1, -1.2, -4.0], "entropies": [9.0] * 3 + [0.0, 0.9, 2.0]}
     put(lake, "rl_checkpoint", STUDY, conversation(NAMES["rl"], **own) | {"rl_samples": [sample]})
 
 

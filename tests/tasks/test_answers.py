@@ -292,7 +292,7 @@ def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():
 
 def test_comparer_ends_a_comparison_after_its_time():
     comparer = Comparer(seconds=1)
-    with pytest.raises(Undecided, match="takes more than 1 s"):
+    with pytest.raises(Undecided, match=" 1 s$"):
         comparer.ask("equal", "1", ENDLESS, 6)
 
 
@@ -322,7 +322,7 @@ def test_comparison_that_waits_for_the_processor_is_not_ended():
         while not answer.done() and process.cpu_times().user < used + 0.5:
             time.sleep(0.01)
         assert not answer.done()
-    with pytest.raises(Undecided, match="takes more than 1 s"):
+    with pytest.raises(Undecided, match=" 1 s$"):
         answer.result()
 
 
@@ -337,7 +337,7 @@ def test_comparison_that_is_ended_from_outside_is_an_error_and_no_verdict(number
 
 def test_comparer_that_cannot_run_is_an_error_and_no_verdict(monkeypatch, tmp_path):
     monkeypatch.setattr("etpi_assets.tasks.answers.comparer._PROGRAM", tmp_path / "absent.py")
-    with pytest.raises(RuntimeError, match="math-verify does not run"):
+    with pytest.raises(RuntimeError, match="absent.py .* 2$"):
         Comparer().ask("equal", "1", "2", 6)
 
 
@@ -350,7 +350,7 @@ def test_grader_of_a_suite_reaches_its_tasks_and_an_unknown_one_is_refused(tmp_p
         (task,) = FAMILY.load("s", 0, {"path": str(rows), "grader": grader})
         assert isinstance(task, Task)
         assert FAMILY.judge(task, {"agent1": {ANSWER: "\\boxed{10!}"}}, BOX).reward == reward
-    with pytest.raises(ValueError, match="grader is one of hardened, published"):
+    with pytest.raises(ValueError, match=r"params\.grader .*hardened, published"):
         list(FAMILY.load("s", 0, {"path": str(rows), "grader": "exact"}))
 
 

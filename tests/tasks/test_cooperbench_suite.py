@@ -101,9 +101,9 @@ def test_listed_pairs_are_loaded_and_missing_ones_are_refused(tmp_path: Path) ->
         ("Task", "harbor_task/7/f2_f3"),
     ]  # fmt: skip
     assert {i.reason for i in result if isinstance(i, RejectedInput)} == {"missing_feature"}
-    with pytest.raises(FileNotFoundError, match=r"there are: subsets/few\.json"):
+    with pytest.raises(FileNotFoundError, match=r": subsets/few\.json"):
         load(tmp_path, subset="subsets/many.json")
-    with pytest.raises(ValueError, match="write it as"):
+    with pytest.raises(ValueError, match=r"params\.pairs: "):
         load(tmp_path, pairs=["harbor_task f1 f2"])
 
 
@@ -167,11 +167,11 @@ def test_whole_repositories_are_held_out_or_excluded(tmp_path: Path) -> None:
 
 
 def test_params_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown params"):
+    with pytest.raises(ValueError, match=r"\['subsets'\]"):
         load(tmp_path, subsets="x")
     with pytest.raises(ValueError, match=r"params\.path"):
         load(Path(""), path="")
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         load(tmp_path / "absent")
 
 
@@ -180,7 +180,7 @@ def test_tasks_without_sandbox_cannot_run(tmp_path: Path) -> None:
     task = tasks(tmp_path)[0]
     assert load_family("cooperbench") is FAMILY and FAMILY.sandbox({}) is None
     for call in (FAMILY.solve, lambda task, role: FAMILY.needs(task)):
-        with pytest.raises(RuntimeError, match="no environment.*import runs"):
+        with pytest.raises(RuntimeError, match=f"{task.task_id}: "):
             call(task, FAMILY.roles(task)[0])
 
 

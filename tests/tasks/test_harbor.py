@@ -278,9 +278,9 @@ def test_content_hash_is_independent_of_the_folder_location(root):
 def test_the_suite_names_its_folder_in_its_spec(root):
     suite = load_specs().suites["terminal_bench"]
     assert suite.params["path"] == "${ETPI_TERMINAL_BENCH}" and suite.family == "harbor"
-    with pytest.raises(FileNotFoundError, match=r"no task.toml at any depth"):
+    with pytest.raises(FileNotFoundError, match="task.toml"):
         list(FAMILY.load("bench", 0, {**suite.params, "path": str(root)}))
-    with pytest.raises(ValueError, match="unknown params"):
+    with pytest.raises(ValueError, match=r"\['pth'\]"):
         list(FAMILY.load("bench", 0, {**suite.params, "pth": "x"}))
 
 

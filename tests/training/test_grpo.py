@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +31,7 @@ from etpi_resources.trainers.workers import grpo_worker, hand_over, policy_train
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
-from tests.support.reinforcement import KILLED, make, own_statistics, prepared, rows
+from tests.support.reinforcement import kill_when, make, own_statistics, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
 pytestmark = pytest.mark.slow
@@ -133,15 +129,7 @@ def test_hybrid_policy_generates_with_the_trainer_s_log_probs(tmp_path):
 def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
     """SIGKILL to the whole run after its third checkpoint: no step is missing or doubled afterwards."""
     lake = prepared(tmp_path, base, steps="20", device_batch="4")
-    script = KILLED
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("data/scratch/reinforce/*/trl/checkpoint-6/whole")):
-        assert run.poll() is None and time.monotonic() < deadline, "it never came to its third checkpoint"
-        time.sleep(0.05)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    kill_when(tmp_path, lambda: list(tmp_path.glob("data/scratch/reinforce/*/trl/checkpoint-6/whole")))
     [staging] = tmp_path.glob("data/scratch/reinforce/*")
     log, size = staging / "metrics.jsonl", -1
     while size != log.stat().st_size:  # the supervisor ends the worker, which may have been within a step
@@ -424,7 +412,7 @@ def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_pat
     trainer.largest_gap = 0.1
     trainer._bound_gap(12.0, 12)  # one odd token of a short rollout
     trainer._bound_gap(1.0, 300)
-    with pytest.raises(RuntimeError, match="nan nats a token"):
+    with pytest.raises(RuntimeError, match="nan nats"):
         trainer._bound_gap(float("nan"), 12)
     try:
         with pytest.raises(RuntimeError, match=r"step 0: .*log-probs"):

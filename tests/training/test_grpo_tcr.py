@@ -108,9 +108,9 @@ def test_teacher_calls_are_counted_from_recorded_turns(tmp_path):
 def test_use_step_selects_a_checkpoint_and_is_within_the_training():
     plan = Plan((), 1, 0, 1.0, np.ones(6), np.ones(6))
     assert plan.final_step(2, None) == 2 and plan.final_step(None, None) == plan.steps
-    with pytest.raises(ValueError, match=rf"train\.use_step = 99.* {plan.steps} steps"):
+    with pytest.raises(ValueError, match=rf"train\.use_step = 99.* {plan.steps} "):
         plan.final_step(99, None)
-    with pytest.raises(ValueError, match="set one of them"):
+    with pytest.raises(ValueError, match=r"train\.use_step .*train\.use_epoch "):
         TrainSection(use_step=1, use_epoch=1)
     with pytest.raises(ValueError, match=r"use_step = 3.*train\.max_steps = 2"):
         TrainSection(use_step=3, max_steps=2)
@@ -123,7 +123,7 @@ def test_use_epoch_selects_an_earlier_checkpoint():
     consumed = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
     plan = Plan((), 1, 0, 1.0, consumed, np.ones(6))
     assert (plan.step_after(1), plan.step_after(1.2), plan.step_after(3)) == (2, 3, 6)
-    with pytest.raises(ValueError, match=r"train\.use_epoch = 4.* 3 epochs"):
+    with pytest.raises(ValueError, match=r"train\.use_epoch = 4.* 3 "):
         plan.step_after(4)
     with pytest.raises(ValueError, match=r"use_epoch = 3.*train\.epochs = 2"):
         TrainSection(epochs=2, use_epoch=3)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.lake import Lake
+from tests.support.real_harnesses import write_harness
 from tests.support.reinforcement import make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
+from tests.support.waiting import until
 
 KILLED_AT_3 = """
 import os, signal, sys, threading
@@ -75,11 +76,7 @@ def base(tmp_path_factory) -> Path:
 
 
 def agent_with_harness(folder: Path) -> str:
-    folder.mkdir()
-    (folder / "harness.py").write_text(HARNESS)
-    for path in (folder, *folder.parents):
-        if path.is_relative_to("/tmp") and str(path) != "/tmp":
-            path.chmod(0o755)
+    write_harness(folder, HARNESS)
     harness = f'name = "custom", version = "1", folder = "{folder}", seconds = 60, helpers = "all", '
     harness += 'command = "python3 -B {folder}/harness.py {task_file}", env = {BASE = "{base_url}/v1", KEY = "{key}"}'
     return f"{{harness = {{{harness}}}, max_tokens = 12, temperature = 0.9}}"
@@ -103,10 +100,7 @@ def test_run_that_is_killed_in_the_middle_of_a_round_doubles_nothing(tmp_path, b
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", KILLED_AT_3, str(tmp_path / "killed"), where], env=environment)
     assert run.returncode == -signal.SIGKILL and (tmp_path / "killed" / "reached").exists()
-    deadline = time.monotonic() + 60
-    while processes(lake, base):
-        assert time.monotonic() < deadline, "the supervisor did not end the worker"
-        time.sleep(0.1)
+    until(lambda: not processes(lake, base), 60, "the supervisor did not end the worker")
     outcome = make(tmp_path / "killed", lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     assert outcome.metadata["seed 0"]["resumed from step"] == 3
@@ -133,5 +127,5 @@ def test_tasks_that_a_query_chooses_are_trained_on_in_whole_runs(tmp_path, base,
     names = {f"small-train-{number:05d}" for number in (5, 6, 7)}
     assert {r["task_id"] for r in rows(lake, "rl_samples")} <= names
     prepared(tmp_path, base, "unsolved", tasks_from='"mixed_tasks"', steps="2", save_steps="2")
-    with pytest.raises(BadData, match="mixed_tasks has no row"):
+    with pytest.raises(BadData, match="etpi sql mixed_tasks"):
         make(tmp_path, lake, "rl_checkpoint", "unsolved")

@@ -79,7 +79,7 @@ def test_trainer_gets_the_cards_hyper_parameters(tmp_path: Path):
 
 def test_missing_gpu_is_reported_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
-    with pytest.raises(HardwareMissing, match=f"'{NAME}' requires a GPU"):
+    with pytest.raises(HardwareMissing, match=f"'{NAME}' .*GPU"):
         require_hardware(SPEC, NAME)
     assert isinstance(sft_checkpoint, AssetDefinition)
     with pytest.raises(HardwareMissing):

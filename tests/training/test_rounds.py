@@ -146,7 +146,7 @@ def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
     assert drop_rounds_from(tmp_path, 0) == 2 and not list(tmp_path.iterdir())
     one(0, [0] * 4, Mixed())
     one.record(0, values[:, :9].tobytes())
-    with pytest.raises(BadData, match="round-000000.tokens has 18 values"):
+    with pytest.raises(BadData, match=r"round-000000\.tokens .*18 .*104 "):
         list(read_rounds(tmp_path))
 
 
@@ -198,7 +198,7 @@ def test_broken_rollout_is_replaced_or_left_out_below_the_bound(tmp_path, refill
         assert [samples[n].advantage for n in (0, 2, 3)] == group_advantages(rest, 3, eps=1e-8, ddof=1)
     else:
         assert any(samples[1].mask)
-    with pytest.raises(RolloutsFailed, match="2 rollouts of a round of 4 broke twice"):
+    with pytest.raises(RolloutsFailed, match=r"2 rollouts .* 4 .*rl\.max_broken .0\.25."):
         rounds(tmp_path, section)(1, [0] * 4, Fragile({4, 5}))
 
 
@@ -233,7 +233,7 @@ def test_run_stops_after_groups_without_variance_in_a_row(tmp_path, monkeypatch)
     run(0, equal, Uneven())
     run(1, mixed, Uneven())  # one of its groups varies
     run(2, equal, Uneven())
-    with pytest.raises(NoVariance, match="last 4 groups, until step 3"):
+    with pytest.raises(NoVariance, match=r" 4 groups.* step 3,.*rl\.group_size"):
         run(3, equal, Uneven())
     assert {row.step for row, *_ in read_rounds(tmp_path)} == {0, 1, 2, 3}, "what was rolled out is kept"
     monkeypatch.setenv("ETPI_KEEP_GOING", "1")
@@ -276,7 +276,7 @@ def test_rollout_that_the_teacher_s_server_refuses_is_broken(tmp_path):
         samples = run(0, [0] * 4 + [1] * 4, Mixed())
         kept = list(read_rounds(tmp_path / "rounds"))
         run.section = run.section.model_copy(update={"max_broken": 0.0})
-        with pytest.raises(RolloutsFailed, match="broke twice: rl.teacher_engine: .*the prompt is too long"):
+        with pytest.raises(RolloutsFailed, match=r"rl\.teacher_engine: .*the prompt is too long"):
             run(1, [0] * 4 + [1] * 4, Mixed())
     refused = [bool(record.error) for _, record, _ in kept[:8]]
     assert [sample.left_out == "broken" for sample in samples] == refused and 0 < sum(refused) < 8
@@ -291,7 +291,7 @@ def test_teacher_with_other_weights_than_in_the_first_round_stops_the_run(tmp_pa
             run(0, [0] * 4, Mixed())
         server.scores = lambda body: [-0.55] * (len(body["prompt"]) - 1)
         with served_rounds(tmp_path, server) as run:
-            with pytest.raises(EngineUnavailable, match="other weights as 'big' than .* 0.050 nats"):
+            with pytest.raises(EngineUnavailable, match=r"'big' .* 0\.050 nats"):
                 run(1, [0] * 4, Mixed())
             assert {row.step for row, *_ in read_rounds(tmp_path / "rounds")} == {0}
             assert drop_rounds_from(tmp_path / "rounds", 0) == 1
@@ -329,13 +329,13 @@ def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
     assert not check.passed and not check.blocking and fitting.left_out[0] in check.message
     one = section.model_copy(update={"tasks": 1, "accumulate": 1})
     assert len(with_prompts_that_fit(one, ENVIRONMENT).tasks) == 1
-    with pytest.raises(RolloutsFailed, match="1 tasks whose prompt fits, and a step takes 2"):
+    with pytest.raises(RolloutsFailed, match=r"rl\.suite has 1 tasks.* 2; .*rl\.processes"):
         with_prompts_that_fit(section.model_copy(update={"tasks": 1}), ENVIRONMENT)
     assert prompts_fit(section, 3, ()).passed
 
 
 def test_prompts_that_are_all_too_long_raise_with_the_option():
-    with pytest.raises(RolloutsFailed, match=r"all .* tasks.*rl.max_prompt_tokens \(20\)"):
+    with pytest.raises(RolloutsFailed, match=r" 8 tasks .*rl\.max_prompt_tokens \(20\)"):
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
@@ -381,7 +381,7 @@ def test_several_turns_become_one_branch_with_observations_masked_and_fork_where
     assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])
     assert forked.forks == [Fork(4, 1)] and forked.branches == [2]
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
-    with pytest.raises(RolloutsFailed, match="reported no ids"):
+    with pytest.raises(RolloutsFailed, match="rollout r of task t, agent1 turn 1: "):
         as_forest(record)
 
 
@@ -413,15 +413,15 @@ def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_p
 
 def test_section_that_cannot_be_trained_on_is_refused():
     for change, words in (
-        ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, "top_p = 1"),
-        ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, "temperature above 0"),
-        ({"agent": {**AGENT.model_dump(), "grammar": {}}}, "masks tokens"),
-        ({"device_batch": 6, "accumulate": 1}, "groups stay whole"),
-        ({"rewards": ()}, "at least one entry of `rewards`"),
-        ({"tasks": 1, "accumulate": 2}, "tasks = 1, and a step takes"),
-        ({"sharded": True, "tuning": "full"}, 'sharded needs rl.engine = "vllm"'),
-        ({"sharded": True, "engine": "vllm", "tuning": "lora"}, 'sharded needs rl.tuning = "full"'),
-        ({"sharded": True, "engine": "vllm", "optimizer": "adamw_8bit"}, "states are no shards"),
+        ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, r"rl\.agent .*top_p = 1"),
+        ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, r"rl\.agent .*temperature .*0:"),
+        ({"agent": {**AGENT.model_dump(), "grammar": {}}}, r"rl\.agent\.grammar"),
+        ({"device_batch": 6, "accumulate": 1}, r"multiple of rl\.group_size"),
+        ({"rewards": ()}, "`rewards`"),
+        ({"tasks": 1, "accumulate": 2}, r"rl\.tasks = 1, .* 2 "),
+        ({"sharded": True, "tuning": "full"}, 'rl.sharded .*rl.engine = "vllm"'),
+        ({"sharded": True, "engine": "vllm", "tuning": "lora"}, 'rl.sharded .*rl.tuning = "full"'),
+        ({"sharded": True, "engine": "vllm", "optimizer": "adamw_8bit"}, "rl.sharded .*'adamw_8bit'"),
     ):
         with pytest.raises(ValueError, match=words):
             RLSection.model_validate({**SECTION.model_dump(), **change})

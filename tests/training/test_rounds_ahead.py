@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +22,7 @@ from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
-from tests.support.reinforcement import KILLED, make, prepared, rows
+from tests.support.reinforcement import kill_when, make, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
 torch.set_num_threads(1)
@@ -287,8 +283,6 @@ def test_killed_run_ahead_resumes_and_doubles_nothing(tmp_path, base, partial):
     """SIGKILL to the whole run after its third checkpoint, when a later round is recorded, and others run."""
     several = {"device_batch": "1", "accumulate": "8", "save_steps": "20", "steps": "20"}
     lake = prepared(tmp_path, base, **several, ahead="2", partial_rollouts=f'"{partial}"', **CORRECTED)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
 
     def ahead() -> tuple[int, list[Path]]:
         """Return the last checkpoint, and the recorded rounds that are later."""
@@ -296,11 +290,7 @@ def test_killed_run_ahead_resumes_and_doubles_nothing(tmp_path, base, partial):
         rounds = tmp_path.glob("data/checkpoints/rounds/*/round-*.jsonl")
         return max(steps, default=0), [path for path in rounds if int(path.stem[6:]) > max(steps, default=0)]
 
-    while ahead()[0] < 6 or not ahead()[1]:
-        assert run.poll() is None, "no round was ahead of a checkpoint"
-        time.sleep(0.01)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    kill_when(tmp_path, lambda: ahead()[0] >= 6 and ahead()[1])
     time.sleep(3)  # the supervisor ends the worker
     resumed_at, _ = ahead()
     outcome = make(tmp_path, lake, "rl_checkpoint")

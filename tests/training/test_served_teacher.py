@@ -162,10 +162,10 @@ def refuse(body: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "other"}, r"serves \['other'\], not 'big'"),
-        ({"vocabulary": load_chat_format("qwen3")}, "encodes text to other ids"),
+        ({"model": "other"}, r"\['other'\].*'big'"),
+        ({"vocabulary": load_chat_format("qwen3")}, "tokenizer 'tiny'"),
         ({"scores": refuse}, "maximum context length is 128"),
-        ({"change": lambda answer: {"choices": [{"text": ""}]}}, "does not answer with `prompt_logprobs`"),
+        ({"change": lambda answer: {"choices": [{"text": ""}]}}, "`prompt_logprobs`"),
     ],
 )
 def test_server_of_another_model_or_form_is_refused_at_the_start(tmp_path, change, message):
@@ -184,20 +184,20 @@ def test_id_without_probability_is_no_advantage(tmp_path):
             assert served is not None
             assert set(served.score(forked_rollout(0))) == {-0.5}
             server.scores = lambda body: [-9999.0] * (len(body["prompt"]) - 1)
-            with pytest.raises(RuntimeError, match="no probability"):
+            with pytest.raises(RuntimeError, match=" rollout r0 "):
                 served.score(forked_rollout(0))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "grpo"}, "other methods take neither"),
-        ({"teacher": "checkpoint:t"}, "needs rl.teacher or rl.teacher_engine"),
-        ({"teacher_engine": None}, "needs rl.teacher or rl.teacher_engine"),
-        ({"teacher_engine": engine_at("http://h") | {"kind": "openai"}}, 'needs kind = "vllm"'),
-        ({"teacher_engine": engine_at("http://h") | {"urls": []}}, 'needs kind = "vllm" and `urls`'),
+        ({"method": "grpo"}, r"rl\.method = .opd"),
+        ({"teacher": "checkpoint:t"}, r"rl\.teacher or rl\.teacher_engine"),
+        ({"teacher_engine": None}, r"rl\.teacher or rl\.teacher_engine"),
+        ({"teacher_engine": engine_at("http://h") | {"kind": "openai"}}, 'rl.teacher_engine .*kind = "vllm"'),
+        ({"teacher_engine": engine_at("http://h") | {"urls": []}}, 'kind = "vllm" and `urls`'),
         ({"agent": {"temperature": 0.9}}, "rl.agent.temperature = 1"),
-        ({"repeatable": True}, "no rl.teacher_engine"),
+        ({"repeatable": True}, r"rl\.repeatable .*rl\.teacher_engine"),
     ],
 )
 def test_section_with_a_teacher_that_cannot_score_is_refused(change, message):

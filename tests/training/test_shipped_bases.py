@@ -68,7 +68,7 @@ def test_shipped_base_is_published_without_training(tmp_path: Path, section: Tin
 def test_another_section_or_template_has_no_shipped_base():
     section, chat = SMALLEST
     assert shipped_bases.find(section.model_copy(update={"seed": 1}), chat) is None
-    with pytest.raises(LakeError, match=r"no tiny base has.*arithmetic_tiny.*etpi lab tiny-bases"):
+    with pytest.raises(LakeError, match="arithmetic_tiny.*etpi lab tiny-bases"):
         shipped_bases.require(section, load_chat_format("tiny", "terminal"))
 
 
@@ -92,5 +92,5 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):
     assert recipe is not None and recipe.folder.parent == copied
     weights = recipe.folder / shipped_bases.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(LakeError, match=r"model\.safetensors is damaged.*etpi lab tiny-bases"):
+    with pytest.raises(LakeError, match=r"model\.safetensors .*etpi lab tiny-bases"):
         shipped_bases.adopt(recipe, Lake(tmp_path / "data"), chat)

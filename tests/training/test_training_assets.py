@@ -207,7 +207,7 @@ def test_loss_that_is_not_finite_ends_the_training_with_a_remedy(training):
     training.experiment(learning_rate="1e18", warmup_ratio="0.0", max_steps="20")
     training.dataset(learnable(40, validation=4))
     training.make("base_checkpoint")
-    with pytest.raises(WorkerFailed, match="at step .*lower train.learning_rate"):
+    with pytest.raises(WorkerFailed, match=r"step .*train\.learning_rate"):
         training.make("sft_checkpoint")
 
 
@@ -220,13 +220,13 @@ def test_missing_base_or_sequences_raise_with_the_remedy(training):
 
     training.experiment(base='kind = "none"')
     assert "base.kind" in training.make("base_checkpoint").manifest.notes["not_applicable"]
-    with pytest.raises(LakeError, match="no base to train from"):
+    with pytest.raises(LakeError, match='base.kind = "none"'):
         training.make("sft_checkpoint")
 
     training.experiment()
     training.make("base_checkpoint")
     training.dataset([row | {"split": "val"} for row in learnable(4)])
-    with pytest.raises(LakeError, match="no training sequence"):
+    with pytest.raises(LakeError, match="upweighted_dataset .*`dropped`"):
         training.make("sft_checkpoint")
 
 
@@ -265,7 +265,7 @@ def test_a_hub_base_is_a_pinned_pointer_that_is_fetched_only_when_needed(trainin
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(training.folder / "empty"))
-    with pytest.raises(LakeError, match=f"Qwen/Qwen3-0.6B at {commit} is not in the hub's cache.*hf download"):
+    with pytest.raises(LakeError, match=f"Qwen/Qwen3-0.6B at {commit} .*hf download"):
         checkpoint_folder(training.lake.root, row["path"])
 
     training.experiment(base='kind = "hub"\nrepo = "Qwen/Qwen3-0.6B"\nrevision = "main"')

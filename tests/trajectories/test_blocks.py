@@ -56,7 +56,7 @@ def test_a_table_in_another_order_is_refused(monkeypatch):
         "rollouts": from_rows("rollouts", [{"rollout_id": name} for name in "abc"]),
         "turns": from_rows("turns", [{"rollout_id": name, "turn": 0} for name in "abca"]),
     }
-    with pytest.raises(ValueError, match="turns: the rows of rollout a"):
+    with pytest.raises(ValueError, match="turns: .* rollout a"):
         list(blocks(tables, {"rollouts": ["rollout_id"], "turns": ["rollout_id", "turn"]}))
 
 
@@ -101,7 +101,7 @@ def test_streaming_a_table_gives_the_same_rows_as_reading_it(tmp_path):
     assert columns_of(there, columns).equals(both.select(columns))
     assert counts(there, "turn") == counts(both, "turn")
     assert [ids.tolist() for _, ids, _ in iter_turns(there)] == [ids.tolist() for _, ids, _ in iter_turns(both)]
-    with pytest.raises(parquet.SchemaMismatch, match="no column"):
+    with pytest.raises(parquet.SchemaMismatch, match=r"\['nonsense'\]"):
         list(batches(there, ["nonsense"]))
 
 

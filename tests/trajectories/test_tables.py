@@ -207,7 +207,7 @@ def test_prompt_that_ends_early_drifts_at_its_end():
 def test_turns_are_numbered_upwards():
     record = rollout(([1], [2]), ([1, 2, 3], [4]))
     record.agents[0].turns[1].turn = 0
-    with pytest.raises(ValueError, match="turn 0 follows turn 0"):
+    with pytest.raises(ValueError, match="turn 0 .*turn 0;"):
         to_tables([record])
 
 
@@ -225,7 +225,7 @@ def test_a_broken_prefix_is_noticed():
 
 def test_a_prefix_that_is_not_there_is_an_error():
     turns_table = to_tables([rollout(([1], [2]), ([1, 2, 3], [4]))])["turns"]
-    with pytest.raises(ValueError, match="extends turn 0"):
+    with pytest.raises(ValueError, match="turn .*turn 0,"):
         prompts_of(turns_table.slice(1))
 
 

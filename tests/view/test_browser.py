@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ import pytest
 from tests.support import viewed_lake
 from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
 from tests.support.viewed_lake import NAMES, SET, STUDY
+from tests.support.waiting import until
+from tests.support.web_server import free_port
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -40,23 +40,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     lake = viewed_lake.make(root / "data")
     viewed_lake.put_blame(lake)
     viewed_lake.build(lake, root / "etpi.duckdb")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "ETPI_DATA": str(root / "data"), "ETPI_CATALOG": str(root / "etpi.duckdb")}
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     line = [sys.executable, "-m", "etpi", "view", "--port", str(port)]
     server = subprocess.Popen(line, cwd=root, env=environment, start_new_session=True)
     try:
-        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(url, timeout=5).close()
-                break
-            except (urllib.error.URLError, ConnectionError):
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: urllib.request.urlopen(url, timeout=5), ignored=(urllib.error.URLError, ConnectionError)).close()
         yield url
     finally:
         server.send_signal(signal.SIGINT)

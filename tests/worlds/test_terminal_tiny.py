@@ -24,7 +24,7 @@ from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyP
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support.real_harnesses import HARNESS, section
+from tests.support.real_harnesses import section, write_harness
 
 FAMILY = load_family("terminal_tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 2 * len(KINDS)))
@@ -99,7 +99,7 @@ def test_every_published_request_asks_for_the_programs_that_earn_its_reward_and_
         assert (WHY_UNPROVEN in task.payload) == (verbs == {"docker"})
         times_requested.update(verbs)
     assert set(times_requested) == set(REWARDED) and min(times_requested.values()) >= len(tasks) / 10
-    with pytest.raises(ValueError, match="params.requests is 'all'; one of files, published"):
+    with pytest.raises(ValueError, match=r"params\.requests .*'all'; .*files, published"):
         list(FAMILY.load("s", 0, {"requests": "all"}))
 
 
@@ -171,10 +171,7 @@ def test_suite_of_some_programs_has_their_requests_alone():
 )
 def test_teacher_acts_in_a_harness_by_its_skill(tmp_path, wrong_verb, reward, template):
     chat = load_chat_format(template)
-    (tmp_path / "harness.py").write_text(HARNESS)
-    for path in (tmp_path, *tmp_path.parents):
-        if path.is_relative_to("/tmp") and str(path) != "/tmp":
-            path.chmod(0o755)
+    write_harness(tmp_path)
     env = {"BASE": "{base_url}/v1", "KEY": "{key}"}
     more = {"version": "1", "command": "python3 -B {folder}/harness.py {task_file}", "env": env}
     engine = ScriptedEngine(TerminalTinyPolicy(TerminalSkill(wrong_verb=wrong_verb)), chat, "t")
