@@ -101,7 +101,8 @@ def test_every_check_and_job_of_the_page_has_a_description():
         assert catches.strip() and remedy.strip(), key
         for line in re.findall(r"`etpi ([^`]+)`", text):
             command, *arguments = shlex.split(line)
-            etpi.commands[command].make_context(command, arguments)  # raises on an unknown option
+            # Raises on an unknown option.
+            etpi.commands[command].make_context(command, arguments, **etpi.context_settings)
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
     assert [job.name for job in jobs if not job.description] == []
 
