@@ -27,6 +27,9 @@ _QUOTES = re.compile(r"['\"]|\\(?=.)")
 _SECONDS = 0.5
 _CHUNK = 1 << 10
 """Bytes that the parser, and each text of a node, reads at once."""
+_WORD_BYTES = bytes(range(0x80)) + bytes((*range(1, 9), *range(14, 32))[byte % 26] for byte in range(0x80, 0x100))
+"""What the parser reads for each byte: tree-sitter-bash 0.25 looks characters beyond ASCII up outside its tables, and
+crashes at some. To bash they are parts of words, as these control characters are; most pairs stay different."""
 _MOST_COMMANDS = 1000
 """Simple commands of a text, at most, that are read."""
 _MOST_WORDS = 100
@@ -116,12 +119,15 @@ def edited(text: str, edits: list[tuple[int, int, str]]) -> str:
 
 def tree_of(text: str) -> Node | None:
     source, end = text.encode(errors="replace").replace(b"\0", b"?"), time.thread_time() + _SECONDS
+    read = source.translate(_WORD_BYTES)
 
     def late(*_: object) -> bool:
         return time.thread_time() > end
 
     with suppress(ValueError):  # cancelled
-        return Parser(_BASH).parse(lambda at, _: source[at : at + _CHUNK], progress_callback=late).root_node
+        tree = Parser(_BASH).parse(lambda at, _: read[at : at + _CHUNK], progress_callback=late)
+        read = source  # for the texts of nodes
+        return tree.root_node
     return None
 
 

@@ -50,6 +50,15 @@ def test_pipelines_that_surely_run(command: str, programs: list[list[str]]) -> N
     assert [pipeline.programs for pipeline in sure_pipelines(command)] == programs
 
 
+def test_characters_beyond_ascii_are_parts_of_words_anywhere() -> None:
+    """The parser's own tables end before them: it crashed at `$` before an emoji, and at some names of heredocs."""
+    for code in (*range(0x80, 0xD800, 0x3FF), *range(0xE000, 0x110000, 0x3FFF), 0xA0, 0x1F600):
+        letter = chr(code)
+        list(commands(f"<< {letter}{{{letter}("))
+        read = commands(f"ls ${letter} {letter}\ncat <<{letter} >{letter}\nx{letter}\n{letter}\nls")
+        assert [*read][1:] == [Command(["cat"], [letter], [f"x{letter}\n"]), Command(["ls"])]
+
+
 @pytest.mark.parametrize("piece", ["a=(", "<<A\n", "${", "$(", "[[ ", "case x in ", "'", "(", "cd a\n"])
 def test_hostile_text_is_left_after_a_second(piece: str) -> None:
     started = time.process_time()
