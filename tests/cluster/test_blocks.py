@@ -143,7 +143,7 @@ def test_nodes_that_do_not_see_the_files_are_not_used(on_cluster: RayNodes, tmp_
     factory, unseen = Waiting(tmp_path / "flag"), tmp_path / "elsewhere"
     assert list(ordered_map(factory, numbered(20), workers=WORKERS, reads=[unseen], log=say)) == list(range(20))
     assert any(f"does not see {unseen}, so it is not used" in line for line in log), log
-    assert log[-1] == "0 of 20 blocks were computed on idle CPUs of the nodes"
+    assert "0 of 20 blocks were computed on idle CPUs of the nodes" in log  # a slower node may say its line after it
 
 
 def test_blocks_that_start_sandboxes_stay_on_nodes_where_these_work(on_cluster: RayNodes, tmp_path: Path) -> None:
