@@ -116,7 +116,7 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     connection of the process and open it again. The next build discards everything written with `read_only=False`.
 
     Raises:
-        LakeError: there is no catalog yet, its file cannot be read, or it is of another lake than the one beside it.
+        LakeError: there is no catalog yet, its file cannot be read, or the lake was moved or copied with it.
         CatalogBusy: a program has it open for writing.
     """
     file = default_path() if path is None else Path(path)
@@ -133,20 +133,21 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
         reason = str(error).split("\n")[0]
         raise LakeError(f"{file} cannot be opened: {reason}; {_remedy(path is None)}") from error
     connection.execute("SET TimeZone = 'UTC'")
-    if (root := _root(connection)) and not os.environ.get("ETPI_CATALOG"):
-        folder = file.resolve().parent
-        beside = [place for place in (folder, folder / "data") if (place / MARKER).is_file()]
-        if beside and root not in beside:
+    if comment := _comment(connection):
+        root, folder = map(Path, json.loads(comment))
+        place = (file.resolve().parent / os.path.relpath(root, folder)).resolve()
+        if place != root and (place / MARKER).is_file():
             connection.close()
-            raise LakeError(f"{file} reads the lake at {root}, from which this one was moved or copied; {BUILD}")
+            raise LakeError(f"{file} reads the lake at {root}, from which {place} was moved or copied; {BUILD}")
     return connection
 
 
-def _root(connection: duckdb.DuckDBPyConnection) -> Path | None:
-    """Return the folder of the lake whose files the views read; None in catalogs of etpi before 0.3."""
+def _comment(connection: duckdb.DuckDBPyConnection) -> str | None:
+    """Return, as JSON, the folders of the lake that the views read and of the catalog when it was built.
+
+    None in catalogs of etpi before 0.3."""
     sql = "SELECT comment FROM duckdb_tables() WHERE schema_name = 'lake' AND table_name = 'manifests'"
-    rows = connection.execute(sql).fetchall()
-    return Path(rows[0][0]) if rows and rows[0][0] else None
+    return (connection.execute(sql).fetchone() or (None,))[0]
 
 
 def refuse_other_file(file: Path, schemas: Collection[str] = ()) -> None:
@@ -231,6 +232,8 @@ def build(
                 # One transaction: a commit per view would write to disk a hundred times.
                 connection.execute("SET TimeZone = 'UTC'").begin()
                 _fill(connection, lake, assets, vocabularies or {})
+                folders = json.dumps([str(lake.root.resolve()), str(path.resolve().parent)]).replace("'", "''")
+                connection.execute(f"COMMENT ON TABLE lake.manifests IS '{folders}'")
                 connection.commit()
             sync(building)
             _wait_for_writers(path, wait_seconds)
@@ -333,8 +336,6 @@ def _add_ledger(connection: duckdb.DuckDBPyConnection, lake: Lake, vocabularies:
         connection.register("new_rows", rows)
         connection.execute(f'CREATE TABLE lake."{name}" AS SELECT * FROM new_rows')
         connection.unregister("new_rows")
-    quoted = str(lake.root).replace("'", "''")
-    connection.execute(f"COMMENT ON TABLE lake.manifests IS '{quoted}'")
 
 
 def _texts(kind: str) -> dict[str, str]:

@@ -67,7 +67,8 @@ def test_sequences_show_their_text_and_are_filtered_by_it(pages) -> None:
 def test_blocked_version_is_marked(tmp_path) -> None:
     lake = viewed_lake.make(tmp_path / "data")
     refused = viewed_lake.dataset(NAMES["teacher"], (3.0, 1.0))
-    blocked = put(lake, "upweighted_dataset", STUDY, refused, (CheckOutcome("turns_lost", False, "Too many."),)).version
+    checks = (CheckOutcome("turns_lost", False, "Too many."),)
+    blocked = put(lake, "upweighted_dataset", STUDY, refused, checks=checks).version
     pages = viewed_lake.client(lake, viewed_lake.build(lake, tmp_path / "etpi.duckdb"))
     text = unescape(pages.get(dataset_page(STUDY)).text)
     (mark,) = re.findall(r"<code>(\w+)</code> <span class=\"tag bad\">blocked by a check</span>", text)
