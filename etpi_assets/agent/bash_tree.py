@@ -28,8 +28,8 @@ _SECONDS = 0.5
 _CHUNK = 1 << 10
 """Bytes that the parser, and each text of a node, reads at once."""
 _WORD_BYTES = bytes(range(0x80)) + bytes((*range(1, 9), *range(14, 32))[byte % 26] for byte in range(0x80, 0x100))
-"""What the parser reads for each byte: tree-sitter-bash 0.25 looks characters beyond ASCII up outside its tables, and
-crashes at some. To bash they are parts of words, as these control characters are; most pairs stay different."""
+"""The byte that the parser reads for each byte of a text. tree-sitter-bash 0.25 looks characters beyond ASCII up
+outside its tables, and crashes at some; to bash they are parts of words, as control characters are."""
 _MOST_COMMANDS = 1000
 """Simple commands of a text, at most, that are read."""
 _MOST_WORDS = 100

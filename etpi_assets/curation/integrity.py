@@ -267,9 +267,12 @@ def _is_in_place(
         return False
     if end - start != len(output) or not 0 < end <= tree.length:
         return False
+    ids = sequence["input_ids"]
+    if not tree.has_branches:
+        return len(prompt) == start and np.array_equal(ids[:start], prompt) and np.array_equal(ids[start:end], output)
     branch = tree.branch_to(end - 1)
     in_one_piece = np.array_equal(branch[-len(output) :], np.arange(start, end))
-    return in_one_piece and np.array_equal(sequence["input_ids"][branch], np.concatenate([prompt, output]))
+    return in_one_piece and np.array_equal(ids[branch], np.concatenate([prompt, output]))
 
 
 def heldout_figures(rows: pa.Table) -> dict[str, Any]:

@@ -43,8 +43,11 @@ def sentences(
     ]
     if below:
         sentences.append(("bad", f"Below the threshold: {', '.join(below)}."))
-    for check in (check for check in checks if check.get("overridden")):
-        sentences.append(("bad", f"`{check['name']}` failed and is overridden: {check['overridden']['reason']}"))
+    sentences += [
+        ("bad", f"`{check['name']}` failed and is overridden: {check['overridden']['reason']}")
+        for check in checks
+        if check.get("overridden")
+    ]
     for tone, verb, blocking in (("bad", "failed", True), ("", "warned", False)):
         failed = [f"`{c['name']}`" for c in checks if not c["passed"] and c["blocking"] is blocking]
         if failed:

@@ -146,8 +146,8 @@ def _make_tree(root: Path) -> None:
     )
     if (git := Path("/usr/lib/git-core")).is_dir():  # most of its programs are links to git itself
         shutil.copytree(git, root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"])
-    found = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in _PROGRAMS.split()]
-    programs = [Path(path) for path in found if path]
+    paths = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in _PROGRAMS.split()]
+    programs = [Path(path) for path in paths if path]
     files = [python, *programs, *(library / "lib-dynload").glob("*.so")]
     for path in [*files, *map(Path, linked(*files))]:
         _copy(path, root)

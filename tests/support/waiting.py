@@ -16,9 +16,10 @@ def until(
     every: float = 0.05,
     ignored: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Value:
-    """Return the first true value of `get`; AssertionError with `problem`, or what it returns, after `seconds`.
+    """Return the first true value of `get`.
 
     Args:
+        problem: text of the AssertionError that is raised after `seconds`, or a function that returns it.
         every: seconds between two calls.
         ignored: errors of `get` after which it is called again; the last one is raised after `seconds`.
     """
